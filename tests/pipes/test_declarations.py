@@ -1,4 +1,4 @@
-"""What stages declare: in one place, for their own loop, and kept by subclasses."""
+"""Declarations of stages are in one place, apply to the stage's own loop, and are inherited."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ALLOWED = {
 
 
 def kinds_of(package: str) -> dict[str, type[Any]]:
-    """The classes of stages by their names, of this package or another one."""
+    """Return the classes of stages by name, of this package or another one."""
     found: dict[str, type[Any]] = {}
     left: list[type[Any]] = [IterDataPipe, MapDataPipe]
     while left:
@@ -56,7 +56,7 @@ def is_stage_class(value: Any) -> bool:
 
 
 def switches_in(module: str, tree: ast.Module) -> Iterator[str]:
-    """What a module does to tell classes of stages apart."""
+    """Describe the code of a module that distinguishes classes of stages."""
     names = kinds_of("wds_datapipes").keys() | set().union(*STAGES.values())
     names |= {name.removesuffix("IterDataPipe") for name in names}
     space: dict[str, Any] = {}
@@ -82,7 +82,7 @@ def switches_in(module: str, tree: ast.Module) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("module", sorted(MODULES.keys() - ALLOWED))
-def test_no_module_tells_the_classes_of_stages_apart(module: str) -> None:
+def test_no_module_distinguishes_classes_of_stages(module: str) -> None:
     tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
     assert [*switches_in(module.removesuffix(".__init__"), tree)] == []
 
@@ -97,7 +97,7 @@ def test_no_module_tells_the_classes_of_stages_apart(module: str) -> None:
         "def f(pipe): return type(pipe) is ShardList",
     ],
 )
-def test_that_would_be_noticed(code: str) -> None:
+def test_such_a_distinction_would_be_noticed(code: str) -> None:
     assert [*switches_in("wds_datapipes.benchmark.measure", ast.parse(code))]  # which imports ShardList
 
 
@@ -159,13 +159,13 @@ def shards(folder: Path) -> None:
 
 
 def subclass_of(kind: type[Any]) -> type[Any]:
-    """A trivial subclass, which can be pickled, as torch does to find the stages."""
+    """Return a trivial subclass that can be pickled, because torch pickles stages to find them."""
     name = f"Own{kind.__name__}"
     return globals().setdefault(name, type(name, (kind,), {"__module__": __name__}))  # type: ignore[no-any-return]
 
 
 def with_subclasses(pipe: Any) -> Any:
-    """The pipeline, with a trivial subclass of the class of each of its stages."""
+    """Return the pipeline with each stage replaced by one of a trivial subclass."""
     for stage in upstream(pipe):
         if isinstance(stage, Stage):
             stage.__class__ = subclass_of(type(stage))
@@ -173,7 +173,7 @@ def with_subclasses(pipe: Any) -> Any:
 
 
 def after_some_items(pipe: Any) -> tuple[Any, Any, list[bool]]:
-    """The state after some items, from what fewer or more workers resume, and whether torch counted members."""
+    """Return the state after some items, what fewer or more workers resume from, and whether torch counts members."""
     apply_random_seed(pipe, torch.Generator().manual_seed(5))
     items = iter(pipe)
     for _ in range(4):

@@ -1,4 +1,4 @@
-"""The graph of a pipeline: its stages in the two orders that seeds depend on, and what follows from them."""
+"""The graph of a pipeline: its stages in the two orders on which seeds depend."""
 
 from __future__ import annotations
 

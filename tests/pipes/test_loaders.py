@@ -1,4 +1,4 @@
-"""Pipelines under every loader: each sample exactly once, errors with their type and text, and stages in workers."""
+"""Pipelines in every loader: each sample exactly once, errors with their type and text, and stages in workers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def pattern(tmp_path: Path) -> str:
 
 
 def loader_of(kind: str, pipe: IterDataPipe[Any]) -> Any:
-    """A loader, by its name and its number of workers."""
+    """Return a loader by its name and number of workers."""
     name, workers = kind.split()
     if name == "StatefulDataLoader":
         return StatefulDataLoader(pipe, batch_size=None, num_workers=int(workers))
@@ -79,7 +79,7 @@ def test_each_sample_comes_exactly_once_per_epoch(kind: str, pattern: str) -> No
 
 
 def replaced(sample: dict[str, bytes | str]) -> Callable[[str], str]:
-    """Write another third shard."""
+    """Write a different third shard."""
     return lambda urls: urls if build_shard(urls.replace("{0..4}", "2"), [sample]) else ""
 
 
@@ -104,13 +104,13 @@ def test_an_error_arrives_with_its_type_and_text(
 ) -> None:
     with pytest.raises(error, match=text) as caught:
         items_of(kind, pipeline(damage(pattern)))
-    # A frame of torch holds the error and the workers; garbage collection would take 5 seconds to end them.
+    # A frame of torch references the error and the workers; ending them by garbage collection would take 5 seconds.
     traceback.clear_frames(caught.tb)
 
 
 @pytest.mark.filterwarnings("ignore:Local function is not supported by pickle")
 def test_lambdas_reach_forked_workers_of_torch() -> None:
-    """torch pickles the collections in a stage's attributes, and would fail on those that contain a lambda."""
+    """torch pickles the collections in a stage's attributes, and would fail if one contained a lambda."""
     pipe: Any = (
         MockSamples(lambda number: {"n": number + 1}, 2).sharding_filter().compose(lambda samples: list(samples))
     )

@@ -1,4 +1,4 @@
-"""Names of stages: those of webdataset, those that nearly exist, and their registration."""
+"""Names of stages: names from webdataset, misspelt names, and registration."""
 
 from __future__ import annotations
 

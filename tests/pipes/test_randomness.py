@@ -89,7 +89,7 @@ def test_each_copy_of_a_repeated_sample_draws_separately(drawn: Any) -> None:
     assert [first, second] == epochs(samples(drawn()).map_samples_with_rng(draw), 2)
 
 
-def test_items_that_are_no_samples_draw_separately() -> None:
+def test_items_that_are_not_samples_draw_separately() -> None:
     for pipe in (
         IterableWrapper([1] * 50).map_samples_with_rng(draw),
         samples().to_tuple("cls").map_samples_with_rng(draw),

@@ -40,7 +40,7 @@ MEMBERS = [Member("a.tar", f"{key}.cls", b"1", key * 1024) for key in range(3)]
 
 
 class Stage(NamedTuple):
-    """A stage's arguments, items that it accepts, and items that it fails on with an error."""
+    """The arguments of a stage, items that it accepts, and items for which it raises an error."""
 
     items: list[Any]
     arguments: tuple[Any, ...] = ()
@@ -134,7 +134,7 @@ TABLE = {
         EncodeError,
         "cannot be written",
     ),
-    # It continues where it stopped, so another iteration has the same items only if all are alike.
+    # It continues where it stopped, so another iteration has the same items only if all items are equal.
     "with_epoch": Stage([1, 1, 1, 1], (3,)),
     "with_length": Stage(SAMPLES, (5,)),
 }
@@ -150,10 +150,10 @@ def shards(folder: Path) -> None:
 
 
 def error_of(loader: DataLoader[Any]) -> Exception:
-    """The error with which a loader ends."""
-    with pytest.raises(Exception) as caught:  # noqa: PT011  the callers look at it
+    """Return the error that ends a loader."""
+    with pytest.raises(Exception) as caught:  # noqa: PT011  the callers check it
         list(loader)
-    # A frame of torch holds the error and the workers; garbage collection would take 5 seconds to end them.
+    # A frame of torch references the error and the workers; ending them by garbage collection would take 5 seconds.
     traceback.clear_frames(caught.tb)
     return caught.value
 
@@ -178,7 +178,7 @@ def functional(name: str) -> IterDataPipe[Any]:
 
 
 def failing(name: str) -> IterDataPipe[Any]:
-    # If a stage accepts any item, the error comes from its source, and must pass through it.
+    # If a stage accepts any item, the error comes from its source and must pass through.
     source = wrap(TABLE[name].bad_items) if TABLE[name].bad_items else wrap([2, 4, 3]).map(halve)
     pipe: IterDataPipe[Any] = getattr(source, name)(*TABLE[name].arguments, **TABLE[name].options)
     return pipe
@@ -210,7 +210,7 @@ def test_an_error_arrives_with_its_type_and_text(name: str, workers: int) -> Non
 
 @pytest.mark.parametrize("kind", [*SOURCES, *registered().values()])
 def test_no_parameter_is_named_like_an_attribute_of_every_datapipe(kind: type[IterDataPipe[Any]]) -> None:
-    """torch prints such attributes in the text of every error; ``functions`` would be its list of all stages."""
+    """torch prints such attributes in every error; ``functions`` would print the list of all stages."""
     assert not set(inspect.signature(kind).parameters) & set(dir(IterDataPipe))
 
 

@@ -1,4 +1,4 @@
-"""Registered stages: the classes whose functional forms every ``IterDataPipe`` has once they are imported."""
+"""The registered stages: importing these classes adds their functional forms to every ``IterDataPipe``."""
 
 from wds_datapipes.pipes.samples.buffering import SampleBucketer as SampleBucketer
 from wds_datapipes.pipes.samples.buffering import SamplePacker as SamplePacker

@@ -1,4 +1,4 @@
-"""Everything that loaders ask of a stage, with the answers for one about which nothing is known."""
+"""The declarations of a stage that loaders read, with defaults for a stage about which nothing is known."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Groups = dict[int, tuple[int, int]]
 
 
 def instance_of(groups: Groups) -> tuple[int, int]:
-    """Return the number of instances that the data is split between, and the index of this instance.
+    """Return the number of instances between which the data is split, and the index of this instance.
 
-    Instances are numbered as by torch's ``DataLoader``: the first worker of every rank, then the second of every rank,
-    and so on. The remainder of an even split then goes to different ranks.
+    Instances are numbered as in torch's ``DataLoader``: the first worker of every rank, then the second of every rank,
+    and so on. The remainder of a split then goes to different ranks.
 
     >>> [instance_of({2: (2, rank), 3: (3, worker)}) for rank in range(2) for worker in range(3)]
     [(6, 0), (6, 2), (6, 4), (6, 1), (6, 3), (6, 5)]
@@ -37,7 +37,7 @@ def instance_of(groups: Groups) -> tuple[int, int]:
     return ranks * workers, worker * ranks + rank
 
 
-#: The declarations that describe a loop, with their values for an unknown one.
+#: The declarations that describe a loop, with their values for an unknown loop.
 PROMISES = {
     **dict.fromkeys(
         ("has_state", "is_stateless", "has_position", "rereads_samples", "can_reshard", "keeps_share"), False
@@ -49,47 +49,48 @@ PROMISES = {
 
 
 class Declarations:
-    """What the engine knows about a stage of any package.
+    """The properties that the engine knows of a stage, from any package.
 
-    Those of users' stages are documented in `Stage`. The others belong to this package: stages of it declare them as
+    `Stage` documents those for users' stages. The others are internal: the stages of this package declare them as
     attributes, and `foreign_stages` declares them for stages of torch and torchdata.
 
-    A subclass that overrides the ``__iter__`` of another class has another loop, so it inherits none of the
-    declarations that describe the loop (`PROMISES`), and has to make them again.
+    A subclass that overrides ``__iter__`` has a different loop. It therefore does not inherit the declarations that
+    describe the loop (`PROMISES`), and must repeat them.
 
     Attributes:
-        has_state: whether ``state_dict`` contains everything that the stage keeps between two items; follows from
-            defining it.
-        accepts_again: whether ``load_state_dict`` takes the positions of samples that later stages have buffered, as
-            ``again``; it yields them first, and does not count them.
+        has_state: whether ``state_dict`` contains everything that the stage keeps between two items; true if it is
+            defined.
+        accepts_again: whether ``load_state_dict`` has a parameter ``again`` for the positions of samples that later
+            stages have buffered, which the stage yields first, without counting them.
         has_position: whether its state contains the position of the pipeline in the shards, so that the stages before
             it need no state.
         spans_epochs: whether an epoch continues where the previous one ended.
-        keeps_share: whether each item belongs to the same instance of the pipeline whenever its source is iterated.
-        is_transparent: whether it never affects which samples are yielded, so that a state is valid with or without it.
-        is_loaders: whether a loader has added it, after the pipeline of the user.
+        keeps_share: whether each item belongs to the same instance of the pipeline in every pass over its source.
+        is_transparent: whether it never affects which samples are yielded, so that states are valid with or without it.
+        is_loaders: whether a loader has added it after the user's pipeline.
         is_remote: whether its items come from another process, so that only the loader can restart it.
-        is_dispatched: whether one process of each rank runs the stages before it, for all workers.
-        syncs_ranks: whether torchdata has added it, and has split the data between ranks.
-        is_one_to_one: whether it yields an item for each one that it reads, but for errors.
-        samples_per_batch: the number of samples in each batch; None if it makes none, or none of a fixed size.
+        is_dispatched: whether one process per rank runs the stages before it, for all workers.
+        syncs_ranks: whether torchdata has added it and has split the data between ranks.
+        is_one_to_one: whether it yields one item for each item that it reads, except for errors.
+        samples_per_batch: the number of samples in each batch; None if it does not batch, or has no fixed batch size.
         reads_shards: whether its source is the list of shards.
-        reads_members: whether it yields the members of shards, and `open_reader` yields them faster.
+        reads_members: whether it yields the members of shards, which its `open_reader` yields faster.
         open_shards: the number of shards that it keeps open.
-        lists_shards: whether it is a source of shards, whose own ``.shuffle()`` shuffles the whole list.
+        lists_shards: whether it is a source of shards with its own ``.shuffle()``, which shuffles the whole list.
         is_default_shuffle: whether it is torch's ``.shuffle()``, with its default buffer.
-        lanes: the number of parts of its items; each rank gets the same parts in every epoch.
-        claims_shards: whether it gives each shard to one process, and counts it as read when the next is requested.
+        lanes: the number of lanes of its items; each rank gets the same lanes in every epoch.
+        claims_shards: whether it gives each shard to a single process, and counts it as read when the next one is
+            requested.
         repeats_shards: whether a shard may occur more than once in an epoch.
         restarts_once: whether it restarts its source exactly once in each epoch.
         draws_globally: whether it may draw from the generators of Python, NumPy and torch, as users' functions do.
-        holds_items: whether it may read any number of items before it yields one; None if that is unknown.
-        declares_length: whether its length was declared, and the number of items may differ.
+        holds_items: whether it may read any number of items before it yields one; None if unknown.
+        declares_length: whether its length was declared by the user, so that the number of items may differ.
         derives_seeds: whether it derives the seeds of later passes from that of the first, as `SeededStage` does.
-        can_rotate: whether it splits the data, and `rotate_assignment` gives it the share of another worker.
-        skipped_shards: the number of shards that it skips to resume.
-        replay_obstacle: why an epoch cannot be replayed, after the name of the stage; "" if it can.
-        alternative: what to use instead if it has no position; "" if nothing is known.
+        can_rotate: whether it splits the data, and `rotate_assignment` can give it another worker's share.
+        skipped_shards: the number of shards that it skips when it resumes.
+        replay_obstacle: why an epoch cannot be replayed, as a predicate of the stage; "" if it can.
+        alternative: advice on what to use instead if it has no position; "" if there is none.
         ignored_arguments: the names of arguments that do not affect which samples are yielded.
         arguments_of_rank: the names of arguments that are divided between the ranks.
         position_log: the folder in which it logs the positions of samples; None if it logs none.
@@ -161,40 +162,40 @@ class Declarations:
         """Discard a loaded state, so that the next iteration starts from the beginning."""
 
     def position_reader(self) -> Callable[[], SamplePosition] | None:
-        """Return a function that returns the position of the item that was yielded last.
+        """Return a function that returns the position of the last item yielded.
 
-        The default, None, stands for the position of the stage before, and suits a stage that yields an item before it
-        reads another one.
+        The default, None, means the position of the previous stage, which is correct if this stage yields each item
+        before it reads another one.
         """
         return None
 
     def nested_sources(self) -> Sequence[Any]:
-        """Return the sources that it restarts at any time, and whose states are part of its own."""
+        """Return the sources that the stage may restart at any time, and whose states are part of its own."""
         return ()
 
     def known_list(self) -> Sequence[str]:
-        """Return the URLs of shards that it yields, if they are known before reading; an empty list otherwise."""
+        """Return the URLs of shards that the stage yields, if known without reading; otherwise, an empty list."""
         return ()
 
     def draw_list(self) -> Any:
-        """Return a long list, a `UrlList`, in the order of its next pass; None to read it item by item."""
+        """Return a long list as a `UrlList` in the order of the next pass, or None to read it item by item."""
         return None
 
     def share_list(self, is_recorded: bool) -> None:
-        """Take its share of a list by numbers, if it can, while a `ShardOrder` before it records the list."""
+        """Take the share of a list by index, if possible, while a `ShardOrder` before this stage records the list."""
 
     def check_position(self) -> None:
-        """Make sure that the position in its state belongs to the shards, if it has one.
+        """Check that the position in the stage's state, if any, refers to the shards.
 
         Raises:
-            StateError: it does not.
+            StateError: the position does not.
         """
 
     def check_resharding(self) -> None:
-        """Make sure that the rest of an epoch can be assigned to a different number of workers.
+        """Check that the rest of an epoch can be assigned to a different number of workers.
 
         Raises:
-            StateError: it cannot.
+            StateError: the stage cannot be resharded.
         """
         if not self.can_reshard:
             raise StateError(
@@ -203,22 +204,22 @@ class Declarations:
             )
 
     def reshard_states(self, rest: Resharding) -> list[dict[str, Any]]:
-        """Return the states from which more or fewer instances resume, if its state has the position."""
+        """Return the states from which a different number of instances resumes, if the state has the position."""
         raise NotImplementedError
 
     def is_alike_on_ranks(self, state: Mapping[str, Any], ranks: int, workers: int, worker: int) -> bool:  # noqa: ARG002
-        """Whether a state is that of the same worker on every rank that has yielded as many items."""
+        """Whether the same worker on every rank has this state once it has yielded the same number of items."""
         return False
 
     def number_instances(self) -> None:
-        """Number the instances that it splits the data between as `instance_of` does."""
+        """Number the instances between which the stage splits the data as `instance_of` does."""
 
     def rotate_assignment(self, turn: int) -> None:
         """Rotate the assignment by ``turn`` workers, if this stage splits the data."""
 
     def unsplit(self) -> Any:
-        """Return a copy of the stage that reads the list of shards before it is split; None if it is unknown."""
+        """Return a copy of the stage that reads the list of shards before it is split, or None if that is unknown."""
         return None
 
     def share_length(self, instance: Any) -> None:
-        """Let ``len()`` return the part of one worker of a length that is declared for all workers of a rank."""
+        """Make ``len()`` return one worker's part of a length that is declared for all workers of a rank."""

@@ -1,4 +1,4 @@
-"""The declarations of stages of torch and torchdata, and the names that webdataset has for stages."""
+"""The declarations of stages of torch and torchdata, and webdataset's names for stages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ROTATION = "_wds_datapipes_turn"
 #: The default size of the buffer of torch's ``.shuffle()``.
 TORCH_BUFFER_SIZE = 10_000
 
-#: What to write here, by the name in webdataset, of what has another name here.
+#: Maps names of webdataset to their equivalents in this package.
 NAMES = {
     "WebDataset": "ShardList(urls).shuffle().sharding_filter().load_wds_shards().group_samples()",
     "WebLoader": "DataLoader2(pipe, reading_service=ShardReadingService(num_workers=4))",
@@ -47,7 +47,7 @@ _MIXED = "Use .mix_samples(), or mix the shards before .load_wds_shards()"
 
 
 class ForeignStage(Declarations):
-    """What a stage of another package declares; nothing, unless it is in `STAGES`.
+    """The declarations of a stage of another package: the defaults, unless it is in `STAGES`.
 
     Args:
         pipe: the stage.
@@ -95,9 +95,9 @@ class _Mapper(ForeignStage):
 
 
 class ShardingFilterIterDataPipe(ShardingFilter):
-    """torch's ``.sharding_filter()`` after a `ShardOrder`: takes its share of a long list without reading the rest.
+    """torch's ``.sharding_filter()`` after a `ShardOrder`: it takes its share of a long list without reading the rest.
 
-    The name is that of torch's class, which states record.
+    The name is that of torch's class, because states record it.
 
     Yields:
         Any: every n-th item of ``source_datapipe``.
@@ -127,7 +127,7 @@ class _ShardingFilter(ForeignStage):
         self.number_instances()
 
     def share_list(self, is_recorded: bool) -> None:
-        if type(self.pipe) in (ShardingFilter, ShardingFilterIterDataPipe):  # a user's may have another loop
+        if type(self.pipe) in (ShardingFilter, ShardingFilterIterDataPipe):  # a user's subclass may have another loop
             self.pipe.__class__ = ShardingFilterIterDataPipe if is_recorded else ShardingFilter
 
     def unsplit(self) -> Any:
@@ -145,12 +145,12 @@ class _Shuffler(ForeignStage):
         return is_torchs and self.pipe.buffer_size == TORCH_BUFFER_SIZE
 
     @property
-    def lanes(self) -> int:  # type: ignore[override]  # it is an argument of ours
+    def lanes(self) -> int:  # type: ignore[override]  # ours has this argument
         count: int = getattr(self.pipe, "lanes", 1)
         return count
 
     def draw_list(self) -> Any:
-        return getattr(self.pipe, "draw_list", super().draw_list)()  # torch's own has none
+        return getattr(self.pipe, "draw_list", super().draw_list)()  # torch's has no draw_list
 
 
 class _InMemoryCache(ForeignStage):
@@ -163,11 +163,11 @@ class _InMemoryCache(ForeignStage):
 
 
 def _row(**declared: Any) -> type[ForeignStage]:
-    """Return the declarations of a stage that depend on none of its arguments."""
+    """Return declarations that do not depend on the arguments of the stage."""
     return type("ForeignStage", (ForeignStage,), declared)
 
 
-#: The declarations of stages by the package and the name of the class that defines their ``__iter__``.
+#: The declarations of stages, by the package and the name of the class that defines ``__iter__``.
 STAGES: dict[str, dict[str, type[ForeignStage]]] = {
     "torch": {
         "BatcherIterDataPipe": _Batcher,
@@ -203,13 +203,13 @@ STAGES: dict[str, dict[str, type[ForeignStage]]] = {
         "_DummyIterDataPipe": _row(is_remote=True),
         "_IterateQueueDataPipes": _row(is_remote=True),
     },
-    # Those of torch, for whole lists: subclasses that existing stages change into, so they can have no other base.
+    # Existing stages of torch change into these subclasses, so they can have no other base.
     "wds_datapipes": {"ShardingFilterIterDataPipe": _ShardingFilter, "ShufflerIterDataPipe": _Shuffler},
 }
 
 
 def declared(pipe: Any) -> Declarations:
-    """Return what a stage of any package declares."""
+    """Return the declarations of a stage of any package."""
     if isinstance(pipe, Declarations):
         return pipe
     kind = loop_of(*type(pipe).__mro__) or type(pipe)
@@ -217,7 +217,7 @@ def declared(pipe: Any) -> Declarations:
 
 
 def explain_name(name: str) -> str:
-    """Return what to write for a name of webdataset, to be appended to an error; "" for an unknown name.
+    """Return the equivalent of a name of webdataset, to append to an error; "" for an unknown name.
 
     >>> explain_name("listed")
     ". For webdataset's listed, write .batch(n)"

@@ -1,4 +1,4 @@
-"""The graph of a pipeline: its stages, in one order, and what follows from their declarations."""
+"""The graph of a pipeline: its stages in a fixed order, and what follows from their declarations."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from wds_datapipes.pipes.stage import Stage
 
 
 class PipelineGraph:
-    """The stages of a pipeline at the time of its creation. Create another one if the pipeline changes.
+    """The stages of a pipeline at the time of creation. Create a new graph if the pipeline changes.
 
     Args:
         pipe: the last stage.
 
     Attributes:
         pipe: the last stage.
-        stages: all stages, each once, from the last one, in the order of `upstream`.
+        stages: all stages, each once, starting with the last, in the order of `upstream`.
     """
 
     def __init__(self, pipe: Any) -> None:
@@ -31,9 +31,9 @@ class PipelineGraph:
 
     @cached_property
     def before_split(self) -> dict[int, Any]:
-        """The stages up to each splitter, which must yield the same in all processes, by their ids.
+        """The stages up to each splitter, by ID; they must yield the same items in all processes.
 
-        They are in the order in which torchdata draws their seeds, and so are those of `after_split`.
+        Like those of `after_split`, they are in the order in which torchdata draws their seeds.
         """
         return {
             id(stage): stage
@@ -58,7 +58,7 @@ class PipelineGraph:
 
     @cached_property
     def chain(self) -> list[Any]:
-        """The stages from the last one to the first one that has several sources, or none."""
+        """The stages from the last one up to one with several sources, or none."""
         return [*_chain_of(self.pipe)]
 
     @property
@@ -75,7 +75,7 @@ class PipelineGraph:
     def stateful_stages(self) -> list[Any]:
         """Return the stages that have a state, from the first to the last.
 
-        The first one has the position in the shards: it reads them, or starts sources of its own.
+        The first one has the position in the shards: it reads them, or starts its own sources.
 
         Raises:
             StateError: the position is unknown, or a stage holds samples back and has no state.
@@ -84,7 +84,7 @@ class PipelineGraph:
 
 
 def _chain_of(pipe: Any) -> Iterator[Any]:
-    """Yield a stage and those before it, up to one that has several sources, or none."""
+    """Yield a stage and those before it, up to one with several sources, or none."""
     sources = [pipe]
     while len(sources) == 1:
         yield sources[0]
@@ -96,7 +96,7 @@ def _stateful(pipe: Any, later_stages: Sequence[Any]) -> list[Any]:
 
     Args:
         pipe: the pipeline.
-        later_stages: the stages after it, from the last one.
+        later_stages: the stages after it, starting with the last.
     """
     later, found = list(later_stages), list[Any]()
     for stage in _chain_of(pipe):
@@ -108,7 +108,7 @@ def _stateful(pipe: Any, later_stages: Sequence[Any]) -> list[Any]:
             found.append(stage)
         for branch in known.nested_sources():
             _refuse_spanning(
-                branch, f", and has no position before {name_of(stage)}. Put it at the end of the pipeline"
+                branch, f", so it has no position before {name_of(stage)}. Put it at the end of the pipeline"
             )
             _stateful(branch, later)
         if known.has_position or known.nested_sources():
@@ -117,21 +117,21 @@ def _stateful(pipe: Any, later_stages: Sequence[Any]) -> list[Any]:
             break
     else:
         count = len(list(sources_of(stage)))
-        what = f"has {count} sources" if count else "has no source, and is not .load_wds_shards()"
+        what = f"has {count} sources" if count else "has no source and is not .load_wds_shards()"
         raise StateError(f"{type(stage).__name__} {what}, so the position of the pipeline in its shards is unknown")
     raise StateError(
-        "The position of a pipeline is recorded by .group_samples() or .load_wds_records(), which is missing here"
+        ".group_samples() or .load_wds_records() records the position of a pipeline, but this one has neither"
     )
 
 
 def check_shard_list(pipe: Any) -> None:
-    """Make sure that the list of shards can be reproduced from its seeds.
+    """Check that the list of shards can be reproduced from its seeds.
 
     Args:
-        pipe: yields the list.
+        pipe: the stage that yields the list.
 
     Raises:
-        StateError: the seeds of an epoch do not determine its list.
+        StateError: the seeds of an epoch do not determine the list.
     """
     _refuse_spanning(
         pipe, ", but before .load_wds_shards() the seeds must determine each epoch. Put it after .group_samples()"
@@ -146,10 +146,10 @@ def check_shard_list(pipe: Any) -> None:
 
 
 def _refuse_spanning(source: Any, advice: str) -> None:
-    """Make sure that a source does not continue from one epoch to the next.
+    """Check that a source does not continue from one epoch to the next.
 
     Raises:
-        StateError: it does.
+        StateError: it continues.
     """
     for stage in upstream(source):
         if declared(stage).spans_epochs:
@@ -157,15 +157,15 @@ def _refuse_spanning(source: Any, advice: str) -> None:
 
 
 def _check_declarations(stage: Any, known: Declarations, later_stages: Sequence[Any]) -> None:
-    """Make sure that a stage has a state or is stateless, and that later stages can read its items again.
+    """Check that a stage has a state or is stateless, and that later stages can read its items again.
 
     Raises:
-        StateError: it is neither, its state cannot be loaded, or its items cannot be read again.
+        StateError: neither is the case, its state cannot be loaded, or its items cannot be read again.
     """
     reader = next((each for each in reversed(later_stages) if declared(each).rereads_samples), None)
     if known.combines_samples and reader is not None:
         raise StateError(
-            f"{name_of(reader)} records the positions of the single samples that it holds back, but here it comes "
+            f"{name_of(reader)} records the positions of the individual samples that it holds back, but it comes "
             f"after {call_of(stage)}. Put it before {call_of(stage)}"
         )
     if not (known.has_state or known.is_stateless):
@@ -175,8 +175,8 @@ def _check_declarations(stage: Any, known: Declarations, later_stages: Sequence[
         raise StateError(f"{name} has state_dict() but no load_state_dict(), so its state cannot be loaded")
     if known.has_state and reader is not None and not known.accepts_again:
         raise StateError(
-            f"{name} has its own state, and comes before {name_of(reader)}. On resume, the samples held back there "
-            f"are read from their shards again, and would pass through {own.__name__} a second time, which would "
+            f"{name} has its own state and comes before {name_of(reader)}. On resume, the samples held back there "
+            f"are read again from their shards and would pass through {own.__name__} a second time, which would "
             f"change its state. Put {own.__name__} after {name_of(reader)}"
         )
 
@@ -189,8 +189,8 @@ def _refusal(stage: Any, known: Declarations) -> str:
     base = loop_of(*loop.__mro__[1:])
     inherited = "" if base is None else f" The declarations of {base.__name__} do not apply to another __iter__."
     return (
-        f"{kind.__module__}.{kind.__qualname__} may hold samples back, and a state without them would lose them."
+        f"{kind.__module__}.{kind.__qualname__} may hold samples back, which a state would then lose."
         f"{inherited} Derive it from wds_datapipes.Stage. If it keeps nothing between two items, and yields at most "
-        "one item per item that it reads, set is_stateless = True in its class. Otherwise define state_dict() and "
-        "load_state_dict(state). Or put it after the loader"
+        "one item per item that it reads, set is_stateless = True in its class. Otherwise, define state_dict() and "
+        "load_state_dict(state), or put it after the loader"
     )

@@ -1,4 +1,4 @@
-"""Stages of any package: their names, their sources, and what torch counts and calls."""
+"""Inspection of stages of any package: names, sources, torch's counters, and the methods that loaders call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from wds_datapipes.datapipes import IterDataPipe, MapDataPipe
 
-#: The maximum number of sources in one collection. Larger collections hold data, and would take too long to search.
+#: The maximum number of sources in a collection. Larger collections hold data and would take too long to search.
 _MAX_SOURCES = 1000
 
 #: Private attributes of torch's datapipes, in torch 2.4 to 2.13, that change during iteration. Only this module and the
@@ -26,43 +26,43 @@ TORCH_ATTRIBUTES = frozenset(
 Pipe = IterDataPipe[Any]
 
 _PIPES = frozenset({IterDataPipe, MapDataPipe})
-#: Classes that define no loop, or one that does nothing.
+#: Classes that define no loop, or an empty one.
 _ABSTRACT = frozenset(IterDataPipe.__mro__)
 
 
 def count_yielded(stage: Any) -> int:
-    """Return the number of items that a stage has yielded in its latest iteration; torch counts them."""
+    """Return the number of items that a stage has yielded in its latest iteration, by torch's counter."""
     count: int = stage._number_of_samples_yielded
     return count
 
 
 def iteration_of(stage: Any) -> int:
-    """Return the number of a stage's latest iteration; torch counts them."""
+    """Return the number of a stage's latest iteration, by torch's counter."""
     return stage._valid_iterator_id or 0
 
 
 def name_of(stage: Any) -> str:
-    """Return a stage's name: that of its class, or of the class that created it as one of several."""
+    """Return a stage's name: that of its class, or of the class that created it as one of several outputs."""
     maker = vars(stage).get("main_datapipe", stage)
     name = type(maker).__name__.lstrip("_").removesuffix("IterDataPipe")
     return "RandomSplitter" if name == "SplitterIterator" else name
 
 
 def functional_name_of(stage: Any) -> str:
-    """Return the method that adds a stage to a pipeline, such as ``.batch``, or the class of a source."""
+    """Return the method that appends a stage to a pipeline, such as ``.batch``, or the class of a source."""
     names = {getattr(build, "__wrapped__", None): name for name, build in IterDataPipe.functions.items()}
     name = next((names[kind] for kind in type(stage).__mro__ if kind in names), None)
     return name_of(stage) if name is None or next(sources_of(stage), None) is None else f".{name}"
 
 
 def call_of(stage: Any) -> str:
-    """Return how a program adds a stage, such as ``.batch()``, or the class of a source."""
+    """Return the call that appends a stage, such as ``.batch()``, or the class of a source."""
     name = functional_name_of(stage)
     return f"{name}()" if name.startswith(".") else name
 
 
 def loop_of(*kinds: type) -> type | None:
-    """Return the first of some classes that defines ``__iter__``, without abstract ones; None if none does."""
+    """Return the first of some classes that defines ``__iter__``, if it is not abstract; otherwise None."""
     found = next((kind for kind in kinds if "__iter__" in vars(kind)), None)
     return None if found in _ABSTRACT else found
 
@@ -78,11 +78,11 @@ def splits(stage: object) -> bool:
 
 
 def upstream(pipe: Any, *, nearest_first: bool = False) -> list[Any]:
-    """Return a stage and all stages before it, each once, in the same order for every copy: branch by branch.
+    """Return a stage and all stages before it, each once, branch by branch: every copy has the same order.
 
     Args:
         pipe: the last stage.
-        nearest_first: order them by the number of stages in between, as torchdata does when it draws their seeds.
+        nearest_first: order them by the number of stages in between, as torchdata does when it draws seeds.
     """
     found: dict[int, tuple[tuple[int, ...], Any]] = {id(pipe): ((), pipe)}
     waiting = deque(found.values())
@@ -105,7 +105,7 @@ def sources_of(stage: Any) -> Iterator[Any]:
 
 
 def _pipes(value: Any) -> Iterator[Any]:
-    # Not isinstance: for each new type, an abstract class asks all of its subclasses, which takes milliseconds.
+    # Not isinstance: for each new type, an abstract class checks all of its subclasses, which takes milliseconds.
     if not _PIPES.isdisjoint(type(value).__mro__):
         yield value
     elif isinstance(value, dict | list | tuple) and len(value) <= _MAX_SOURCES:

@@ -1,4 +1,4 @@
-"""Splitting of a pipeline between ranks and workers: the stages that split, the share of this instance, and advice."""
+"""Splitting a pipeline between ranks and workers: the splitting stages, the share of this instance, and advice."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Instance(NamedTuple):
-    """The rank and the worker that an instance of a pipeline runs for."""
+    """The rank and the worker for which an instance of a pipeline runs."""
 
     rank: int = 0
     workers: int = 1  # of this rank
@@ -32,7 +32,7 @@ class Instance(NamedTuple):
 
 
 class SplittingStage(EngineStage[T_co]):
-    """Base class of stages that split the data between ranks and workers themselves."""
+    """Base class of stages that themselves split the data between ranks and workers."""
 
     groups: Groups
 
@@ -43,15 +43,15 @@ class SplittingStage(EngineStage[T_co]):
 
         Args:
             num_of_instances: the number of ranks or workers.
-            instance_id: the index of this one.
-            sharding_group: ranks or workers, or ``DEFAULT`` for both at once.
+            instance_id: the index of this rank or worker.
+            sharding_group: the group of ranks or of workers, or ``DEFAULT`` for both at once.
 
         Raises:
             ValueError: ``instance_id`` is out of range.
             RuntimeError: ``DEFAULT`` is mixed with the other groups.
         """
         if not 0 <= instance_id < num_of_instances:
-            raise ValueError(f"{name_of(self)} cannot be instance {instance_id} of {num_of_instances}, from 0")
+            raise ValueError(f"{name_of(self)} cannot be instance {instance_id} of {num_of_instances}")
         default = SHARDING_PRIORITIES.DEFAULT
         if self.groups and (sharding_group == default) != (default in self.groups):
             raise RuntimeError(f"{name_of(self)} cannot mix DEFAULT and other sharding groups")
@@ -59,7 +59,7 @@ class SplittingStage(EngineStage[T_co]):
 
 
 def share(count: int, instance: Instance) -> int:
-    """Return how many of the ``count`` items of a rank belong to one of its workers.
+    """Return the number of a rank's ``count`` items that belong to one of its workers.
 
     >>> [share(8, Instance(workers=3, worker=worker)) for worker in range(3)]
     [3, 3, 2]
@@ -68,7 +68,7 @@ def share(count: int, instance: Instance) -> int:
 
 
 def groups_of(splitter: Any) -> Groups | None:
-    """Return the groups that a stage of any package splits the data between; None if they are unknown."""
+    """Return the groups between which a stage of any package splits the data; None if unknown."""
     groups: Groups | None = getattr(splitter, "groups", None)
     return groups
 
@@ -76,7 +76,7 @@ def groups_of(splitter: Any) -> Groups | None:
 def number_instances(pipe: Any) -> None:
     """Number the instances of every ``.sharding_filter()`` as torch's ``DataLoader`` does; see `instance_of`.
 
-    torch numbers all workers of rank 0 first if ranks and workers are set separately. The rotation of
+    If ranks and workers are set separately, torch numbers all workers of rank 0 first. The rotation of
     `rotate_assignments` is kept.
     """
     for splitter in splitters(pipe):
@@ -84,10 +84,10 @@ def number_instances(pipe: Any) -> None:
 
 
 def check_batch_sizes(pipe: Any) -> None:
-    """Compare the ``global_batch_size`` of a source with the ``.batch()`` after it, which may split its batches.
+    """Check that ``.batch()`` does not split the batches of a source with a ``global_batch_size``.
 
     Raises:
-        ValueError: they do not match; if a stage between them may drop or add samples, it is a warning.
+        ValueError: the sizes do not match. If a stage between them may drop or add samples, this is only a warning.
     """
     for batcher in upstream(pipe):
         size = declared(batcher).samples_per_batch
@@ -102,10 +102,10 @@ def check_batch_sizes(pipe: Any) -> None:
             stage = sources[0]
         ranks = rank_and_worker_of(groups_of(stage) or {}).ranks
         if whole is None or whole % ranks or not whole // ranks % size:
-            continue  # a batch that the ranks cannot share is an error of its source
+            continue  # the source itself rejects a batch that the ranks cannot share
         message = (
             f"{name_of(stage)} has a global_batch_size of {whole}, which is {whole // ranks} samples on each of "
-            f"{ranks} ranks, and .batch({size}) after it does not divide them. Pass "
+            f"{ranks} ranks, but .batch({size}) after it does not divide them. Pass "
             f".batch({whole // ranks}), or global_batch_size={size * ranks}"
         )
         if is_sure:
@@ -114,14 +114,14 @@ def check_batch_sizes(pipe: Any) -> None:
 
 
 def rotate_assignments(pipe: Any, turn: int) -> None:
-    """Rotate the assignment: each instance gets the share that the one ``turn`` numbers higher has without rotation.
+    """Rotate the assignment: each instance gets the share of the instance whose number is higher by ``turn``.
 
-    Stages that restart their source rotate the assignment by one with each pass. Each pass is still complete, and an
-    instance without data in one pass, as its shards are empty or there are fewer shards than workers, gets the data of
-    the others in later passes.
+    Stages that restart their source rotate the assignment by one in each pass. Each pass is still complete, and an
+    instance without data in one pass, because its shards are empty or there are fewer shards than workers, gets the
+    data of other instances in later passes.
 
     Args:
-        pipe: the source of such a stage. Stages before it that count passes of their own start from this rotation.
+        pipe: the source of such a stage. Stages before it that count their own passes start from this rotation.
         turn: the rotation.
     """
     for stage in _rotating_stages(pipe):
@@ -129,13 +129,13 @@ def rotate_assignments(pipe: Any, turn: int) -> None:
 
 
 def rotation_period(pipe: Any) -> int:
-    """Return the number of passes after which an instance has had every share; 1 if the data is not split."""
+    """Return the number of passes in which an instance gets every share once; 1 if the data is not split."""
     rotating = (stage for stage in _rotating_stages(pipe) if declared(stage).can_rotate)
     return max((instance_of(groups_of(stage) or {})[0] for stage in rotating), default=1)
 
 
 def _rotating_stages(pipe: Any) -> Iterator[Any]:
-    """Yield a stage and those before it, except those whose items belong to the same instance in all passes."""
+    """Yield a stage and those before it, except for stages whose items belong to the same instance in all passes."""
     fixed: set[int] = set()
     for stage in upstream(pipe):
         if id(stage) not in fixed:
@@ -146,9 +146,9 @@ def _rotating_stages(pipe: Any) -> Iterator[Any]:
 
 
 def rank_and_worker_of(groups: Groups) -> Instance:
-    """Return the rank and worker that a loader has set for a stage that splits the data."""
+    """Return the rank and the worker that a loader has set for a stage that splits the data."""
     if SHARDING_PRIORITIES.DEFAULT in groups:
-        # torch's DataLoader numbers the workers of all ranks in one group, as `instance_of` describes.
+        # torch's DataLoader numbers the workers of all ranks in a single group, as `instance_of` describes.
         instances, instance = groups[SHARDING_PRIORITIES.DEFAULT]
         info = get_worker_info()
         if info is None:
@@ -160,7 +160,7 @@ def rank_and_worker_of(groups: Groups) -> Instance:
 
 
 def find_rank_and_worker(pipe: Pipe) -> Instance:
-    """Return the rank and worker of a pipeline, from the stages that split its data."""
+    """Return the rank and the worker of a pipeline, from the stages that split its data."""
     return next((rank_and_worker_of(groups) for groups in map(groups_of, splitters(pipe)) if groups), Instance())
 
 
@@ -174,7 +174,7 @@ def find_process(pipe: Pipe) -> Instance:
 
 
 def has_no_shards(pipe: Pipe) -> bool:
-    """Whether a stage whose assignment does not rotate had nothing to assign to this instance."""
+    """Whether a stage with a fixed assignment had nothing to assign to this instance."""
     rotating = {id(stage) for stage in _rotating_stages(pipe) if declared(stage).can_rotate}
     return any(
         not _has_yielded(splitter) and any(map(_has_yielded, sources_of(splitter)))
@@ -184,11 +184,11 @@ def has_no_shards(pipe: Pipe) -> bool:
 
 
 def refuse_remote(pipe: Pipe, what: str) -> None:
-    """Raise if only the loader can restart a source, since its items come from another process.
+    """Raise an error if only the loader can restart a source, because its items come from another process.
 
     Args:
         pipe: the source.
-        what: the stage that would restart it.
+        what: the stage that would restart it, for the message.
 
     Raises:
         RuntimeError: the source is remote.
@@ -197,7 +197,7 @@ def refuse_remote(pipe: Pipe, what: str) -> None:
         if declared(stage).is_remote:
             raise RuntimeError(
                 f"{what} must be able to restart its source at any time, but its source is in another process, which "
-                "restarts only when the loader starts an epoch. Put the stage before the one that stays in the main "
+                "restarts only when the loader starts an epoch. Put this stage before the one that stays in the main "
                 "process."
             )
 
@@ -208,7 +208,7 @@ def splitters(pipe: Pipe) -> Iterator[Any]:
 
 
 def unsplit(pipe: Any) -> Any:
-    """Return a copy of a stage that reads the list of shards before it is split.
+    """Return a copy of a stage that reads the whole list of shards, before the split.
 
     Raises:
         StateError: the stage is neither a ``.sharding_filter()`` nor a ``.map()`` after one.
@@ -216,7 +216,7 @@ def unsplit(pipe: Any) -> Any:
     found = declared(pipe).unsplit()
     if found is None:
         raise StateError(
-            f"Resuming with a different number of ranks or workers needs the list of shards before it is split, but "
+            f"Resuming with a different number of ranks or workers requires the list of shards before the split, but "
             f"they are read from {type(pipe).__name__}. Put .sharding_filter() directly before .load_wds_shards()"
         )
     return found
@@ -228,14 +228,14 @@ def _has_yielded(stage: Any) -> bool:
 
 
 def advice_for_split(pipe: Any, *, workers: int, ranks: int, knows_workers: bool = False) -> str:
-    """Return advice on a pipeline that several processes run without splitting the data, or "".
+    """Return advice on a pipeline that several processes run without splitting the data; otherwise "".
 
-    Streams cut by ``.with_epoch()`` are exempt: each process may draw from all data. So is the source of
+    Streams with ``.with_epoch()`` are exempt, because each process may draw from all data. So is the source of
     ``.sharding_round_robin_dispatch()``, which one process runs for all workers of a rank.
 
     Args:
         pipe: the last stage.
-        workers: the number of processes of a rank that run it.
+        workers: the number of processes that run it on each rank.
         ranks: the number of ranks that share the data.
         knows_workers: whether a source may get its worker from torch and split the data itself.
     """
@@ -263,7 +263,7 @@ def warn_of_copies(pipe: Any) -> None:
     info = get_worker_info()
     hidden = next((each for each in found if groups_of(each) == {}), None)
     if hidden is None:
-        # The dataset is the whole pipeline, in which a later stage may split.
+        # The dataset is the whole pipeline, whose later stages may split.
         advice = ""
         if not found and info is not None and info.id == 0 and isinstance(info.dataset, IterDataPipe):
             advice = advice_for_split(info.dataset, workers=info.num_workers, ranks=1, knows_workers=True)
@@ -274,7 +274,7 @@ def warn_of_copies(pipe: Any) -> None:
     if info is not None and info.num_workers > 1:
         if info.id == 0:
             warn_user(
-                f"Each of {info.num_workers} workers reads all shards, since the DataLoader did not find the "
+                f"Each of {info.num_workers} workers reads all shards, because the DataLoader did not find the "
                 f"{splitter}: its dataset is a {type(info.dataset).__name__}, which wraps the pipeline. Pass "
                 "the pipeline or StatefulShards(pipeline) to the DataLoader, and do not pass the loader to "
                 "accelerator.prepare(), which wraps the pipeline in an IterableDatasetShard"
@@ -292,7 +292,7 @@ def is_read_by_shard() -> bool:
     """Whether the caller is accelerate's or transformers' ``IterableDatasetShard``."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        # Only the locals of this function are read, since reading them keeps them alive.
+        # Read only the locals of this function, because reading them keeps them alive.
         if frame.f_code.co_name == "__iter__" and type(frame.f_locals.get("self")).__name__ == "IterableDatasetShard":
             return True
         frame = frame.f_back
@@ -310,7 +310,7 @@ def _unsplit_sources(pipe: Any, instances: int, ranks: int) -> Iterator[tuple[An
         if declared(stage).is_dispatched:
             readers = ranks
         sources = [source for source in sources_of(stage) if isinstance(source, IterDataPipe)]
-        # A stage that takes shards from a directory gives each shard to one process.
+        # A stage that takes shards from a directory gives each shard to a single process.
         if not sources and not declared(stage).claims_shards:
             yield stage, readers
         found += [(source, readers) for source in reversed(sources)]

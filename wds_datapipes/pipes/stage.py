@@ -23,33 +23,34 @@ C = TypeVar("C", bound=type[IterDataPipe[Any]])
 
 
 class Stage(Declarations, IterDataPipe[T_co]):
-    """Base class of stages whose state can be saved and loaded, to resume a run in the middle of an epoch.
+    """Base class of stages whose state can be saved and loaded to resume a run in the middle of an epoch.
 
     A subclass stores its source in an attribute and defines ``__iter__``, which starts from the beginning each time.
-    Then its state is known in one of two cases:
+    Its state is known if it belongs to one of two kinds:
 
-    - It is **stateless**: it keeps nothing between two items, and yields at most one item for each item that it reads.
-      It sets ``is_stateless = True``.
-    - It is **stateful**: it defines `state_dict`, which returns everything that it keeps between two items, and
+    - **Stateless**: it keeps nothing between two items, and yields at most one item for each item that it reads. It
+      sets ``is_stateless = True``.
+    - **Stateful**: it defines `state_dict`, which returns everything that it keeps between two items, and
       `load_state_dict`. Loaders call `state_dict` after many or all items, so it must be cheap. Put such a stage after
       shuffles.
 
     A pipeline with a stage that is neither resumes by replay, which produces the items of the epoch again. A
-    declaration applies to the ``__iter__`` of the same class; a subclass that overrides ``__iter__`` declares it again.
+    declaration applies only to the ``__iter__`` of its class; a subclass that overrides ``__iter__`` must repeat it.
 
-    A stage that buffers samples does not store them: it sets ``rereads_samples``, and its state has their positions in
+    A stage that buffers samples does not save them: it sets ``rereads_samples``, and its state lists their positions in
     the shards under ``"waiting"``; see `source_position`. A stage that draws random numbers defines ``set_seed(seed)``,
-    as torch's ``.shuffle()`` does, which loaders call before each epoch: all ranks and workers get the same seed before
-    the data is split, and different ones after it. ``__len__`` returns the number of items of an epoch in this process;
-    the default raises ``TypeError``.
+    like torch's ``.shuffle()``. Loaders call it before each epoch: stages before the split get the same seed on all
+    ranks and workers, and stages after it different ones. ``__len__`` returns the number of items of an epoch in this
+    process; the default raises ``TypeError``.
 
     Attributes:
-        is_stateless: whether it keeps nothing between two items, and yields at most one for each that it reads.
+        is_stateless: whether it keeps nothing between two items, and yields at most one item for each item that it
+            reads.
         rereads_samples: whether the samples at the ``"waiting"`` positions of its state are read again to resume.
-        combines_samples: whether its items consist of several samples, such as batches, so that a position does not
-            suffice to read one again.
-        can_reshard: whether the rest of an epoch can be assigned to a different number of workers: its state consists
-            of ``"waiting"`` samples only.
+        combines_samples: whether its items consist of several samples, as batches do, so that one position does not
+            suffice to read an item again.
+        can_reshard: whether the rest of an epoch can be assigned to a different number of workers, because its state
+            consists only of ``"waiting"`` samples.
         shares_seed: whether all ranks and workers get the same seed even after the data is split.
 
     Examples:
@@ -67,15 +68,15 @@ class Stage(Declarations, IterDataPipe[T_co]):
         [5]
     """
 
-    # torch looks this attribute up for each item; without it, the lookup searches the functional names and raises.
+    # torch looks up this attribute for each item; without it, the lookup searches the functional names and raises.
     _is_child_datapipe = False
 
-    has_state = False  # the methods below do nothing
+    has_state = False  # the methods below are placeholders
 
     def __init_subclass__(cls, **options: Any) -> None:
         own = vars(cls).keys()
         if own & {"snapshot", "state_dict"} and "has_state" not in own:
-            # The snapshots of another class lack what a new state_dict contains.
+            # An inherited snapshot() lacks what a new state_dict() contains.
             cls.has_state = "snapshot" in own or cls.snapshot is Stage.snapshot
         super().__init_subclass__(**options)
 
@@ -87,31 +88,31 @@ class Stage(Declarations, IterDataPipe[T_co]):
     def __len__(self) -> int:
         """Return the number of items of an epoch in this process."""
         raise TypeError(
-            f"{name_of(self)} has no length: how many items there are is only known once they are read. "
-            "IndexedSamples knows, and .with_epoch(n) makes epochs of n items"
+            f"{name_of(self)} has no length, because the number of items is unknown until they are read. "
+            "IndexedSamples knows its length, and .with_epoch(n) makes epochs of n items"
         )
 
     def __bool__(self) -> bool:
-        return True  # whatever its length
+        return True  # regardless of its length
 
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)  # the functional form of a stage
         except AttributeError:
-            if name[:1] == "_":  # torch asks for private attributes before each item
+            if name[:1] == "_":  # torch looks up private attributes before each item
                 raise
             message = f"{type(self).__name__!r} object has no attribute {name!r}{explain_name(name)}"
-            raise AttributeError(message, name=name, obj=self) from None  # Python asks whether another name was meant
+            raise AttributeError(message, name=name, obj=self) from None  # lets Python suggest a similar name
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state after the item that was yielded last, as a JSON-serializable dictionary."""
+        """Return the state after the last item yielded, as a JSON-serializable dictionary."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state, from which the next iteration resumes.
+        """Load a state from which the next iteration resumes.
 
         Args:
-            state: a result of `state_dict`; or ``{}``, if the next iteration starts from the beginning.
+            state: a result of `state_dict`, or ``{}`` to start the next iteration from the beginning.
         """
         raise NotImplementedError(f"{type(self).__name__} has no load_state_dict()")
 
@@ -132,7 +133,7 @@ class Stage(Declarations, IterDataPipe[T_co]):
             ) from error
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the result of `state_dict`, unaffected by later items; loaders call this after each item.
+        """Return the result of `state_dict`, which later items do not change; loaders call this after each item.
 
         Raises:
             StateError: the state is not JSON-serializable.
@@ -148,23 +149,23 @@ class Stage(Declarations, IterDataPipe[T_co]):
         return frozen
 
     def source_position(self) -> Callable[[], SamplePosition] | None:
-        """Return a function that returns the position of the item that was read last; None if it is unknown.
+        """Return a function that returns the position of the last item read, or None if that is unknown.
 
-        Call this once, at the start of ``__iter__``, and the function after each item.
+        Call this once, at the start of ``__iter__``, and call the function after each item.
         """
         sources = list(sources_of(self))
         return position_reader_of(sources[0]) if len(sources) == 1 else None
 
 
 class EngineStage(Stage[T_co]):
-    """Base class of the stages of this package, which make more `Declarations`."""
+    """Base class of this package's stages, with internal `Declarations`."""
 
     accepts_again = True
     draws_globally = False
     holds_items = False
 
     source: Any
-    #: What was loaded, until the next iteration starts.
+    #: The loaded state, until the next iteration starts.
     _loaded: Any = None
 
     def __len__(self) -> int:
@@ -172,7 +173,7 @@ class EngineStage(Stage[T_co]):
         if not self.is_one_to_one:
             return super().__len__()
         if self.on_error != "raise":
-            raise TypeError(f"{name_of(self)} has no length, since on_error={self.on_error!r} may skip items")
+            raise TypeError(f"{name_of(self)} has no length, because on_error={self.on_error!r} may skip items")
         return len(self.source)
 
     def reset_state(self) -> None:
@@ -182,13 +183,13 @@ class EngineStage(Stage[T_co]):
 
 
 class FunctionStage(EngineStage[T_co]):
-    """Base class of stages whose items are those of a function, which keeps nothing between two items.
+    """Base class of stages that yield the items of a function, which keeps nothing between two items.
 
-    The constructor of a subclass checks the options of the function, and passes them to this one.
+    The constructor of a subclass checks the function's options and passes them to this constructor.
 
     Args:
         source: the first argument of the function.
-        options: the other arguments of the function, by their names.
+        options: the other arguments of the function, by name.
 
     Attributes:
         function: the function, as a static method.
@@ -205,7 +206,7 @@ class FunctionStage(EngineStage[T_co]):
         self._options = OpaqueValue(options)
 
     def function_options(self) -> dict[str, Any]:
-        """Return the arguments of the function in the iteration that begins."""
+        """Return the arguments of the function for the iteration that begins."""
         known = {"on_error": self.counted_errors} if "on_error" in self._options.value else {}
         return {**self._options.value, **known}
 
@@ -214,22 +215,22 @@ class FunctionStage(EngineStage[T_co]):
 
 
 class SnapshotStage(EngineStage[T_co]):
-    """Base class of stages that define `snapshot` instead of `state_dict`, since their state may be large.
+    """Base class of stages that define `snapshot` instead of `state_dict`, because their state may be large.
 
-    A snapshot consists of immutable values and of those that no later item changes, and has `BufferContents` in place
-    of the positions in a buffer.
+    A snapshot consists of values that no later item changes, and has `BufferContents` in place of the positions in a
+    buffer.
     """
 
     #: The progress of the iteration.
     _state: Any
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state after the item that was yielded last, as a JSON-serializable dictionary."""
+        """Return the state after the last item yielded, as a JSON-serializable dictionary."""
         state: dict[str, Any] = plain_state(self.snapshot())
         return state
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the state after the item that was yielded last."""
+        """Return the state after the last item yielded."""
         raise NotImplementedError
 
     def _current(self) -> Any:
@@ -237,45 +238,45 @@ class SnapshotStage(EngineStage[T_co]):
         return self._loaded or self._state
 
     def _start_progress(self, state: T) -> T:
-        """Start an epoch with the progress that was loaded, or else with ``state``, and return it."""
+        """Start an epoch with the loaded progress, or else with ``state``, and return it."""
         self._state, self._loaded = self._loaded or state, None
         started: T = self._state
         return started
 
 
 class CountingStage(FunctionStage[T_co], SnapshotStage[T_co]):
-    """Base class of stages whose function buffers nothing, and counts the items that it reads."""
+    """Base class of stages whose function buffers nothing and counts the items that it reads."""
 
     is_stateless = False
     _state = ItemCounter()
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the number of items that were read in this epoch."""
+        """Return the number of items read in this epoch."""
         return {"passed": self._current().count}
 
     def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:
-        """Load a state, from which the next iteration resumes.
+        """Load a state from which the next iteration resumes.
 
         Args:
-            state: the result of `state_dict`; or ``{}`` if only the items of ``again`` remain.
-            again: the positions of items that later stages have buffered; they are read again, and not counted.
+            state: the result of `state_dict`, or ``{}`` if only the items of ``again`` remain.
+            again: the positions of items that later stages have buffered; they are read again without being counted.
         """
         self._loaded = ItemCounter(state.get("passed", 0), again)
 
     def function_options(self) -> dict[str, Any]:
-        """Return the arguments of the function in the iteration that begins."""
+        """Return the arguments of the function for the iteration that begins."""
         known = {"counter": self._start_progress(ItemCounter()), "position": position_reader_of(self.source)}
         return {**self._options.value, **known}
 
 
 def iterated_by_loader(stage: C) -> C:
-    """Remove torch's check for a second iterator from a class, which takes 0.2 µs per item."""
+    """Remove torch's check for a second iterator from a class, because it takes 0.2 µs per item."""
     stage.__iter__ = stage.__iter__.__wrapped__  # type: ignore[attr-defined, method-assign]
     return stage
 
 
 def position_reader_of(pipe: Any) -> Callable[[], SamplePosition] | None:
-    """Return a function that returns the position of the item that a stage has yielded last; None if it is unknown."""
+    """Return a function that returns the position of the last item a stage has yielded, or None if that is unknown."""
     while (reader := declared(pipe).position_reader()) is None:
         sources = list(sources_of(pipe))
         if len(sources) != 1:
@@ -285,17 +286,17 @@ def position_reader_of(pipe: Any) -> Callable[[], SamplePosition] | None:
 
 
 def share_counters(pipe: Any, counters: Counters) -> None:
-    """Have all stages of a pipeline update the same counters; loaders call this at the beginning of an epoch."""
+    """Make all stages of a pipeline update the same counters; loaders call this at the beginning of an epoch."""
     for stage in upstream(pipe):
         if isinstance(stage, Stage):
             stage.counters = counters
 
 
 def register_stage(name: str) -> Callable[[C], C]:
-    """Register a class as a stage, as torch's ``functional_datapipe`` does, with any keywords.
+    """Register a class as a stage, like torch's ``functional_datapipe``, but allow any keyword.
 
-    torch builds the stage in a function with parameters ``cls`` and ``source_dp``, which raises TypeError for keywords
-    of these names; and ``cls`` is among the most common fields.
+    torch builds the stage in a function with the parameters ``cls`` and ``source_dp``, which raises TypeError for
+    keywords with these names, although ``cls`` is one of the most common fields.
 
     Raises:
         ValueError: another stage has this name.
@@ -319,7 +320,7 @@ def register_stage(name: str) -> Callable[[C], C]:
 class OpaqueValue(Generic[T]):
     """Wraps a value that torch should not search for datapipes.
 
-    torch pickles each collection in an attribute to find datapipes in it, in every epoch. That takes long for a million
+    In every epoch, torch pickles each collection in an attribute to find datapipes in it. This takes long for a million
     URLs, and fails for a lambda.
 
     Attributes:

@@ -55,7 +55,7 @@ def wrapped(items: list[Any]) -> Pipe:
 
 
 def plain(value: Any) -> Any:
-    """A value, with lists instead of the tensors in it."""
+    """Return a value with its tensors replaced by lists."""
     if isinstance(value, torch.Tensor):
         return value.dtype, value.tolist()
     if isinstance(value, dict):
@@ -110,7 +110,7 @@ def shards(tmp_path: Path) -> str:
 
 
 def cropped(shards: str, num_threads: int | None) -> Pipe:
-    """Decode and crop images, one by one without a number of threads."""
+    """Decode and crop images; without a number of threads, one at a time."""
     pipe: Any = ShardList(shards).shuffle().sharding_filter().load_wds_shards().group_samples().shuffle_samples(4)
     decoder = ImageDecoder("torchrgb8", crop=RANDOM_CROP)
     decoded: Pipe = (
@@ -122,7 +122,7 @@ def cropped(shards: str, num_threads: int | None) -> Pipe:
 
 
 def epochs(pipe: Pipe, workers: int, count: int = 2) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield the images of each epoch by their keys."""
+    """Yield the images of each epoch by key."""
     with DataLoader2(pipe, reading_service=ShardReadingService(num_workers=workers)) as loader:
         loader.seed(5)
         for _ in range(count):
@@ -146,7 +146,7 @@ def test_random_crops_depend_on_the_epoch_and_the_sample_only(
 
 
 @pytest.mark.parametrize("build", ["wds_decode", "decode_batch"])
-def test_images_of_a_sample_are_cropped_alike(build: str) -> None:
+def test_images_of_a_sample_get_the_same_crop(build: str) -> None:
     source = wrapped([{**sample, "seg.jpg": sample["jpg"]} for sample in samples(4)])
     decoder = ImageDecoder("torchrgb8", crop=RANDOM_CROP)
     pipe = source.wds_decode(decoder) if build == "wds_decode" else source.batch(2).decode_batch(decoder)

@@ -1,4 +1,4 @@
-"""Samples cached across epochs: which items come, from where, and what remains after an error."""
+"""Samples cached across epochs: the items, their origin, and what remains after an error."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from wds_datapipes import ShardList, ShardReadingService
 from wds_datapipes.errors import CacheError
 
 pytestmark = [pytest.mark.usefixtures("folder")]
-#: Not for torch's DataLoader or torchdata's service, which close some pipes later.
+#: Not for torch's DataLoader or torchdata's service, which close some pipes only later.
 leaves_nothing = pytest.mark.usefixtures("nothing_left")
 PLACES = [None, "kept"]
 #: Shards contain uneven numbers of samples, like real ones.
@@ -45,7 +45,7 @@ def shards() -> None:
 
 
 def pipeline(place: str | None) -> IterDataPipe[Any]:
-    """The typical pipeline with a cache. It names its shards without accessing them."""
+    """Return a typical pipeline with a cache, whose list of shards accesses nothing."""
     samples = ShardList("{0..6}.tar").shuffle().sharding_filter().load_wds_shards().group_samples()
     pipe: IterDataPipe[Any] = samples.cache_samples(place).to_tuple("__key__").map(first)
     return pipe
@@ -78,7 +78,7 @@ class Counted(IterDataPipe[Any]):
 
 
 class Splitter(IterDataPipe[int]):
-    """Splits, and does not report its part."""
+    """Splits the data without reporting its share."""
 
     def __iter__(self) -> Iterator[int]:
         yield 1
@@ -262,7 +262,7 @@ def test_a_truncated_file_and_any_changed_byte_are_noticed() -> None:
 
 @contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
-    """Let no file of this process grow beyond ``size`` bytes: further writes fail as on a full disk."""
+    """Limit the files of this process to ``size`` bytes: further writes fail as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -297,7 +297,7 @@ def test_an_error_of_the_source_keeps_nothing(place: str | None) -> None:
 
 
 def deadly(number: int) -> bytes:
-    """Kill the process, which has written some of the samples before."""
+    """Kill the process after it has written some of the samples."""
     if number == 100:
         os.kill(os.getpid(), signal.SIGKILL)
     return bytes(100_000)
@@ -330,7 +330,7 @@ def test_two_processes_may_write_one_part_at_the_same_time() -> None:
 @pytest.mark.parametrize("place", PLACES)
 def test_an_unpicklable_sample_is_named(place: str | None) -> None:
     pipe = Counted([{"__key__": "a/b", "lock": threading.Lock()}]).cache_samples(place)
-    with pytest.raises(CacheError, match=r"cannot cache the sample 'a/b', as it cannot be pickled: TypeError: .*lock"):
+    with pytest.raises(CacheError, match=r"cannot cache the sample 'a/b': pickling it raised TypeError: .*lock"):
         list(pipe)
     assert place is None or os.listdir(place) == []
 
@@ -338,7 +338,7 @@ def test_an_unpicklable_sample_is_named(place: str | None) -> None:
 def test_items_whose_part_is_unknown_are_refused() -> None:
     split = part_of(IterableWrapper(range(4)).sharding_filter(), 2, 0)
     for pipe, message in (
-        (Splitter(), "since Splitter, which splits it, has no attribute"),
+        (Splitter(), "because Splitter, which splits it, has no attribute"),
         (split.concat(IterableWrapper(range(4)).sharding_filter()), "split in different ways"),
     ):
         with pytest.raises(CacheError, match=message):

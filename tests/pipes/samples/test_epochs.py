@@ -1,4 +1,4 @@
-"""Epochs that continue where the last one stopped, declared lengths, and resampled shards, under loaders."""
+"""Epochs that continue where the last one stopped, declared lengths, and resampled shards, in loaders."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def reader(request: pytest.FixtureRequest) -> Reader:
 
 
 class Failing(IterDataPipe[int]):
-    """Yields one number in the first pass, and then fails."""
+    """Yields one number in the first pass, and fails in later ones."""
 
     def __init__(self) -> None:
         self.passes = 0
@@ -99,7 +99,7 @@ def test_an_interrupted_epoch_continues_in_the_next(size: int, taken: list[int])
 
 @pytest.mark.parametrize("workers", WORKERS)
 def test_each_pass_has_its_own_order_shared_by_all_workers(reader: Reader, workers: int) -> None:
-    """Workers reach a pass in different epochs, or several in one; torch would shuffle it separately for each."""
+    """Workers may reach a pass in different epochs, and torch would then shuffle it differently for each."""
     pipe = numbers(12).shuffle().enumerate().sharding_filter().with_epoch(30)
     items = list(itertools.chain(*reader(pipe, workers, 6)))
     assert len(items) == 180
@@ -114,7 +114,7 @@ def test_each_pass_has_its_own_order_shared_by_all_workers(reader: Reader, worke
 
 
 def test_workers_are_counted_wherever_the_data_is_split() -> None:
-    """torchdata's stages keep several sources in lists and dictionaries."""
+    """torchdata's stages store several sources in lists and dictionaries."""
     pipe = SampleMultiplexer({numbers(8): 1.0, numbers(8).sharding_filter(): 3.0}, seed=5).with_epoch(6)
     assert [len(epoch) for epoch in read2(pipe, 2, 2)] == [6, 6]
 
@@ -156,7 +156,7 @@ class Marked(IterDataPipe[tuple[int, int]]):
             yield self.passes, item
 
 
-def test_a_rarely_drawn_sample_is_no_error() -> None:
+def test_a_rarely_drawn_sample_is_not_an_error() -> None:
     """A pass without an item is not the end, because it can happen by chance."""
     torch.manual_seed(0)
     pipe = numbers(20).rsample(0.05).with_epoch(5)
@@ -206,8 +206,8 @@ def is_none(_: int) -> bool:
 
 
 @pytest.mark.parametrize("service", [ShardReadingService, MultiProcessingReadingService])
-def test_the_items_of_workers_are_no_stream(service: Any) -> None:
-    """Their source restarts only with an epoch of the loader, so a second pass would wait forever."""
+def test_the_items_of_workers_are_not_a_stream(service: Any) -> None:
+    """Their source restarts only when the loader starts an epoch, so a second pass would wait forever."""
     pipe: Any = InMain(numbers(4).sharding_filter())
     with pytest.raises(RuntimeError, match=r"(?s)with_epoch must be able to restart.*before the one that stays"):
         read2(pipe.with_epoch(3), 2, 1, service=service)
@@ -235,7 +235,7 @@ def test_a_loaded_state_begins_an_epoch_unless_it_counts_its_items() -> None:
 
 
 def test_forked_workers_leave_the_stream_of_the_main_process_alone(tmp_path: Path) -> None:
-    """Otherwise they would read on at the same offset of the same open file."""
+    """Otherwise, they would continue to read at the shared offset of the same open file."""
     build_shard(tmp_path / "a.tar", [{"__key__": str(number), "bin": bytes(5000)} for number in range(100)])
     pipe = ShardList(str(tmp_path / "a.tar")).sharding_filter().load_wds_shards().group_samples().to_tuple("__key__")
     pipe = pipe.with_epoch(10)
@@ -357,18 +357,18 @@ def urls(tmp_path: Path) -> str:
     ids=["drawn and cut", "behind a buffer", "repeated and cut"],
 )
 def test_a_stream_whose_items_are_all_dropped_is_an_error(make: Callable[[Any], Pipe], urls: str) -> None:
-    with pytest.raises(EmptySourceError, match=r"gone through all its shards|source has ended without any"):
+    with pytest.raises(EmptySourceError, match=r"gone through all of its shards|source has ended without any"):
         next(iter(make(ShardList(urls))))
     with pytest.raises(EmptySourceError):
         read2(make(ShardList(urls)), 2, 1)
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_an_epoch_of_many_passes_over_split_samples_is_no_error(workers: int, urls: str) -> None:
+def test_an_epoch_of_many_passes_over_split_samples_is_not_an_error(workers: int, urls: str) -> None:
     split = samples_of(ShardList(urls)).sharding_filter().with_epoch(500)
     (epoch,) = read2(split, workers, 1)
     assert len(epoch) == 500
-    with pytest.raises(EmptySourceError, match="gone through all its shards"):
+    with pytest.raises(EmptySourceError, match="gone through all of its shards"):
         read2(samples_of(ShardList(urls)).sharding_filter().filter(is_none).cycle().batch(2).with_epoch(2), workers, 1)
 
 
@@ -392,8 +392,8 @@ def test_a_filter_after_a_buffer_waits_until_it_is_full(urls: str) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_batches_unbatched_in_many_short_passes_are_no_empty_stream(urls: str, workers: int) -> None:
-    """The stages before .unbatch_samples() are copied for each pass, and no copy is mistaken for another one."""
+def test_batches_unbatched_in_many_short_passes_are_not_an_empty_stream(urls: str, workers: int) -> None:
+    """The stages before .unbatch_samples() are copied for each pass; copies must not be mistaken for each other."""
     shards = ShardList(urls).slice_samples(1).sharding_filter()
     pipe = samples_of(shards).to_tuple("__key__").batch(2).collate().unbatch_samples().with_epoch(100)
     assert [len(epoch) for epoch in read2(pipe, workers, 2)] == [100, 100]

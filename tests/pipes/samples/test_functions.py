@@ -1,4 +1,4 @@
-"""Functions of whole streams, generated samples, and decoders: in this process."""
+"""Functions of whole streams, generated samples, and decoders, in this process."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_wrong_lengths_and_functions_of_mock_samples_are_errors() -> None:
         MockSamples("a", 2.0)  # type: ignore[arg-type]  # that is what is tested
     with pytest.raises(ZeroDivisionError) as caught:
         list(MockSamples(lambda number: 1 // (number - 2), 5))
-    assert getattr(caught.value, "__notes__", []) == ["MockSamples called its function for the sample 2"]
+    assert getattr(caught.value, "__notes__", []) == ["MockSamples called its function for sample 2"]
 
 
 @pytest.mark.parametrize("extension", ["cls", "source_dp", "self"])

@@ -121,12 +121,12 @@ def test_a_state_belongs_to_its_lengths_and_options(lengths: list[int]) -> None:
 def test_wrong_lengths_are_errors(wrong: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         IndexedSamples("{0..5}.tar", global_batch_size=2, epoch=EpochOptions(bucket_by=wrong))
-    with pytest.raises(ValueError, match=r"bucket_by .* needs their global_batch_size"):
+    with pytest.raises(ValueError, match=r"bucket_by .* needs a global_batch_size"):
         IndexedSamples("{0..5}.tar", epoch=EpochOptions(bucket_by=[1] * 100))
 
 
 @pytest.mark.parametrize(
-    ("lanes", "ranks", "advice"), [(1, 32, "lanes=1,.* sorts some 256 samples .* lanes=32"), (32, 32, "")]
+    ("lanes", "ranks", "advice"), [(1, 32, "lanes=1,.* sorts about 256 samples .* lanes=32"), (32, 32, "")]
 )
 def test_a_worker_that_sorts_for_many_others_warns(lanes: int, ranks: int, advice: str) -> None:
     pipe = IndexedSamples("{0..5}.tar", global_batch_size=32, lanes=lanes, epoch=EpochOptions(bucket_by=text_sizes))

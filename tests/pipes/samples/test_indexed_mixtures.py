@@ -1,4 +1,4 @@
-"""`IndexedSamples` of several datasets, with joined fields, and with samples that cannot be read."""
+"""`IndexedSamples` of several datasets, with joined fields, and with unreadable samples."""
 
 from __future__ import annotations
 
@@ -102,9 +102,9 @@ def test_samples_of_single_datasets_are_selected_by_name(datasets: dict[str, Man
         IndexedSamples(datasets, select=slice(3))
     with pytest.raises(ValueError, match=r"select is for the dataset 'code', and the datasets are \['books', 'web'\]"):
         IndexedSamples(datasets, select={"code": slice(3)})
-    with pytest.raises(EmptySourceError, match="The dataset 'books' has a positive weight, and no samples"):
+    with pytest.raises(EmptySourceError, match="The dataset 'books' has a positive weight, but no samples"):
         IndexedSamples(datasets, weights={"web": 1, "books": 1}, select={"books": []})
-    with pytest.raises(ValueError, match=r"need names that are not empty, not \['', 'web'\]"):
+    with pytest.raises(ValueError, match=r"need nonempty names, not \['', 'web'\]"):
         IndexedSamples({"": datasets["books"], "web": datasets["web"]})
 
 
@@ -120,7 +120,7 @@ def test_datasets_with_shards_of_one_name_need_separate_folders_of_indexes(tmp_p
 
 @pytest.fixture(scope="module")
 def captions(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
-    """Captions of the books and of a third of the web, in random order, and of others."""
+    """Captions of all books, of a third of the web samples, and of others, in random order."""
     folder = tmp_path_factory.mktemp("captions")
     names = [f"books-{shard}-{n:02}" for shard, size in enumerate(SIZES["books"]) for n in range(size)]
     names += [f"web-0-{n:02}" for n in range(7)] + [f"other-{n}" for n in range(5)]
@@ -175,7 +175,7 @@ def test_joined_fields_must_differ_unless_only_some_are_read(datasets: dict[str,
     other = build_shard(tmp_path / "0.tar", [{"__key__": key, "cls": "9", "json": "{}"} for key in names])
     with pytest.raises(DuplicateKeyError, match=r"join got 'cls' from .*0\.tar for .*books-"):
         list(IndexedSamples(datasets["books"], join=[[other]]))
-    for remainder in ("drop", "keep"):  # no policy skips all samples for it
+    for remainder in ("drop", "keep"):  # no policy skips all samples
         with pytest.raises(DuplicateKeyError, match=r"join got 'cls'"):
             list(IndexedSamples(datasets["books"], join=[[other]], on_error="skip", remainder=remainder))
     samples = list(IndexedSamples(datasets["books"], join=[[other]], fields=["json"]))
@@ -184,7 +184,7 @@ def test_joined_fields_must_differ_unless_only_some_are_read(datasets: dict[str,
 
 @pytest.fixture
 def damaged(tmp_path: Path) -> Manifest:
-    """Return a manifest of four shards of 10 samples; the third was truncated after it was indexed."""
+    """Return a manifest of four shards of 10 samples, of which the third was truncated after indexing."""
     manifest = Manifest(build_indexes(write_numbered(tmp_path, [10] * 4)))
     os.truncate(tmp_path / "2.tar", 100)
     return manifest
@@ -211,7 +211,7 @@ def test_unreadable_samples_are_counted_and_skipped_if_each_must_come_once(damag
     found = keys(pipe)
     assert sorted(found) == sorted(f"{shard}-{n}" for shard in (0, 1, 3) for n in range(10))
     assert pipe.counters.skipped().counts["IndexedSamples: ChangedShardError"] == 10
-    with pytest.raises(TypeError, match="IndexedSamples has no length, since on_error='skip' may skip samples"):
+    with pytest.raises(TypeError, match="IndexedSamples has no length, because on_error='skip' may skip samples"):
         len(pipe)
     with pytest.raises(ErrorBudgetError, match="IndexedSamples skipped 4 of "):
         list(IndexedSamples(damaged, on_error=ErrorBudget(max_errors=3, warn=False)))

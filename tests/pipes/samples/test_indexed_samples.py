@@ -1,4 +1,4 @@
-"""`IndexedSamples`: the same global batches on any ranks and workers, exact lengths, and refused arguments."""
+"""`IndexedSamples`: the same global batches on any ranks and workers, exact lengths, and invalid arguments."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_stages_keep_the_mark_of_padding(manifest: Manifest, stage: str, argumen
 
 
 @pytest.mark.parametrize("stage", ["to_tuple", "extract_keys"])
-def test_tuples_without_the_mark_of_padding_are_warned_of(manifest: Manifest, stage: str) -> None:
+def test_tuples_that_lose_the_mark_of_padding_are_a_warning(manifest: Manifest, stage: str) -> None:
     def tuples(*fields: str, **options: Any) -> list[Any]:
         return list(getattr(IndexedSamples(manifest, **options), stage)(*fields))
 
@@ -132,7 +132,7 @@ def test_padding_is_not_packed(manifest: Manifest) -> None:
 
 def test_padding_is_not_written(manifest: Manifest, tmp_path: Path) -> None:
     samples = IndexedSamples(manifest, **PADDED_TO_24)
-    with pytest.raises(EncodeError, match=r"only fills up a batch, as its field '__padding__'.*remainder=\"keep\""):
+    with pytest.raises(EncodeError, match=r"only pads a batch, as its field '__padding__'.*remainder=\"keep\""):
         list(samples.write_wds_shards(f"{tmp_path}/%d.tar", verbose=False))
     (written,) = samples.write_wds_shards(f"{tmp_path}/skipped-%d.tar", verbose=False, on_error="skip")
     assert written.samples == COUNT
@@ -236,7 +236,7 @@ def test_batches_that_do_not_divide_the_global_batch_are_refused(manifest: Manif
     def samples() -> Any:
         return IndexedSamples(manifest, global_batch_size=8)
 
-    message = r"a global_batch_size of 8, which is 8 samples on each of 1 ranks, and \.batch\(6\) .*global_batch_size=6"
+    message = r"a global_batch_size of 8, which is 8 samples on each of 1 ranks, but \.batch\(6\) .*global_batch_size=6"
     for workers in (0, 2):
         with pytest.raises(ValueError, match=message):
             sizes(samples().wds_decode().batch(6), workers)
@@ -296,7 +296,7 @@ def test_wrong_arguments_are_refused(
         make(*arguments, **options)
 
 
-def test_windows_of_more_shards_than_are_open_are_warned_of(manifest: Manifest) -> None:
+def test_windows_of_more_shards_than_are_open_are_a_warning(manifest: Manifest) -> None:
     def read(ranks: int, open_shards: int, **options: Any) -> None:
         access = AccessOptions(open_shards=open_shards)
         pipe = IndexedSamples(manifest, global_batch_size=8, access=access, **options)
@@ -364,7 +364,7 @@ def test_excluded_samples_are_replaced_or_left_out(
     assert len(pipe.map_style()) == COUNT, "which has all samples"
     if remainder == "keep":
         assert keys(found) == [key for key in every if key not in gone]
-        with pytest.raises(TypeError, match="IndexedSamples has no length, since exclude= may skip samples"):
+        with pytest.raises(TypeError, match="IndexedSamples has no length, because exclude= may skip samples"):
             len(pipe)
     else:
         assert len(found) == len(pipe) == len(every)
@@ -378,7 +378,7 @@ def test_excluded_samples_are_replaced_or_left_out(
 
 
 @pytest.mark.parametrize("remainder", ["drop", "keep"])
-def test_exclusions_that_leave_nothing_or_are_of_nothing_are_reported(manifest: Manifest, remainder: Any) -> None:
+def test_exclusions_that_leave_or_match_nothing_are_reported(manifest: Manifest, remainder: Any) -> None:
     def read(exclude: Any) -> list[str]:
         return keys(IndexedSamples(manifest, remainder=remainder, epoch=EpochOptions(exclude=exclude)))
 

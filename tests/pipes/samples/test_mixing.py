@@ -1,4 +1,4 @@
-"""Several sources as one: in turn, by weight, and what happens when one ends."""
+"""Several sources as one, in turn or by weight, and what happens when one ends."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def load(pipe: Pipe, workers: int, epochs: int = 1, seed: int | None = 7) -> lis
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_a_restarted_source_is_shuffled_alike_in_all_workers(workers: int) -> None:
+def test_a_restarted_source_is_shuffled_the_same_in_all_workers(workers: int) -> None:
     one, other = (source.shuffle().enumerate().sharding_filter() for source in sources(6, 12))
     for items in load(mixed(one, other, stop="never").with_epoch(48), workers, 2):
         # 24 items of each source: 4 passes over one, 2 over the other
@@ -141,7 +141,7 @@ def test_a_source_without_items_for_a_worker_is_skipped_unless_it_restarts(worke
     (every,) = load(pipe("all"), workers)
     assert Counter(source for source, _ in every) == {0: 1, 1: 12}
     (endless,) = load(pipe("never").with_epoch(6 * workers), workers)
-    assert Counter(source for source, _ in endless) == {0: 3 * workers, 1: 3 * workers}  # in another pass
+    assert Counter(source for source, _ in endless) == {0: 3 * workers, 1: 3 * workers}  # in a different pass
     (first,) = load(pipe("first"), workers)
     assert first == [(0, 0), (1, 0)]
 

@@ -1,4 +1,4 @@
-"""Shards that are taken from a directory while other processes add and take them."""
+"""Shards taken from a directory while other processes add and take shards."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from wds_datapipes.shards import directory_queue
 from wds_datapipes.shards.directory_queue import NAME_START
 from wds_datapipes.testing import build_shard
 
-#: Not for torch's DataLoader or torchdata's service, which close some pipes later.
+#: Not for torch's DataLoader or torchdata's service, which close some pipes only later.
 leaves_nothing = pytest.mark.usefixtures("nothing_left")
 
 
@@ -37,7 +37,7 @@ def inbox(folder: Path) -> Path:
 
 
 def put(*names: str) -> None:
-    """Add files as a writing program must; each is newer than the previous one."""
+    """Add files as programs must write them; each is newer than the previous one."""
     for name in names:
         number = len(list(Path("inbox").rglob("*.*")))
         Path("inbox/.new").write_text(name)
@@ -86,7 +86,7 @@ def test_a_pattern_chooses_and_the_oldest_comes_first() -> None:
 
 
 class OldSystem:
-    """The C library with an old kernel, or on NFS."""
+    """The C library with an old kernel or on NFS."""
 
     def __init__(self, code: int, *_: object, **__: object) -> None:
         self.code = code
@@ -194,24 +194,24 @@ def read_all(after: str) -> None:
 
 
 def recover(after: str) -> None:
-    """Return the shards of a killed process."""
+    """Put back the shards of a killed process."""
     directory_queue._return_orphaned(Path("inbox/.claims"))
 
 
 def orphan(*names: str) -> None:
-    """Leave shards as a process does that was killed after it had claimed them."""
+    """Leave shards behind as a process does that was killed after claiming them."""
     os.makedirs("inbox/.claims", exist_ok=True)
     for name in names:
         os.rename(f"inbox/{name}", f"inbox/.claims/{'0' * (NAME_START - 1)}-{name}")
 
 
 def killed_at(step: int, function: Callable[[str], object], after: str) -> None:
-    """Call a function, and be killed before one of its system calls."""
+    """Call a function, and get killed before one of its system calls."""
     passed = 0
 
     def count(frame: FrameType, event: str, argument: Any) -> None:
         nonlocal passed
-        # A call through ctypes is no event, but is followed by this one if it fails.
+        # A call through ctypes raises no audit event, but this one follows if it fails.
         if event == "c_call" and (argument is ctypes.get_errno or argument.__module__ in ("posix", "fcntl")):
             passed += 1
             if passed > step:
@@ -287,7 +287,7 @@ def test_files_removed_meanwhile_are_skipped() -> None:
 
 
 class Clock:
-    """Time that passes only during sleep."""
+    """A clock that advances only during sleep."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -328,7 +328,7 @@ def test_a_directory_without_room_for_claims_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"path": "nowhere"}, "needs a directory, and there is none at 'nowhere'"),
+        ({"path": "nowhere"}, "needs a directory, but there is none at 'nowhere'"),
         ({"pattern": "a/*.tar"}, r"pattern must be a pattern of file names.* not 'a/\*\.tar'"),
         ({"select": "newest"}, 'select must be "oldest" or "random", not'),
         ({"after": "unlink"}, 'after must be "keep", "delete" or "return", not'),

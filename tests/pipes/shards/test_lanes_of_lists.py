@@ -1,4 +1,4 @@
-"""Lanes of a list of shards: in every epoch, a rank gets the same shards, which the disk of its host keeps."""
+"""Lanes of a list of shards: a rank gets the same shards in every epoch, which its host's disk keeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shards that are read from local copies, under the loaders of torch and torchdata."""
+"""Shards read from local copies, in the loaders of torch and torchdata."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_shards_before_a_state_are_not_fetched(pattern: str, tmp_path: Path, pro
     tracked = first_half.dataset.tracked(first_half)
     head = [next(tracked)["__key__"] for _ in range(12)]
     state = first_half.dataset.state_dict()
-    for copies in ([tmp_path / "b"], []):  # the state is one of the samples, wherever they are read from
+    for copies in ([tmp_path / "b"], []):  # the state describes samples, wherever they are read from
         proxy.asked.clear()
         second_half = loader(*copies)
         second_half.dataset.load_state_dict(state)
@@ -69,7 +69,7 @@ def test_copies_are_verified_by_a_manifest(pattern: str, folder: Path, tmp_path:
     build_shard(folder / "2.tar", [{"__key__": f"2-{n}", "cls": "x"} for n in range(6)])
     with pytest.raises(CorruptShardError, match=r"2\.tar was downloaded, but its SHA-256 is"):
         list(pipeline(pattern, tmp_path / "more", manifest=manifest))
-    with pytest.raises(ValueError, match=r"The largest shard of the manifest has \d+ bytes, and the cache is limited"):
+    with pytest.raises(ValueError, match=r"The largest shard of the manifest has \d+ bytes, but the cache is limited"):
         pipeline(pattern, tmp_path / "copies", manifest=manifest, max_bytes=1000)
     bad = pipeline(pattern, tmp_path / "copies", manifest=manifest)
     assert sorted(bad) == KEYS  # the copies already exist

@@ -1,4 +1,4 @@
-"""A shuffle of the list of shards: a permutation of the whole list, of any length, in every loader."""
+"""Shuffling a list of shards permutes the whole list, of any length, in every loader."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from wds_datapipes.pipes.inspection import upstream
 from wds_datapipes.pipes.state.shard_order import ShardOrder, guard_listings, remove_listings
 
 Pipe = IterDataPipe[Any]
-#: More than the 10,000 that torch's shuffle holds.
+#: More than the 10,000 items that torch's shuffle buffers.
 SHARDS = 12_000
 PATTERN = f"{{00000..{SHARDS - 1}}}.tar"
 
@@ -32,7 +32,7 @@ def numbers(urls: Any) -> list[int]:
 
 
 def is_whole(order: list[int]) -> bool:
-    """Whether an order is a permutation whose parts span the whole list."""
+    """Whether an order is a permutation in which each part spans the whole list."""
     count = len(order)
     assert sorted(order) == list(range(count))
     mean_move = sum(abs(place - number) for place, number in enumerate(order)) / count / count
@@ -77,13 +77,13 @@ def shuffled_by_lanes(urls: ShardList) -> Pipe:
 
 def shuffled_twice(urls: ShardList) -> Pipe:
     pipe = urls.shuffle().shuffle()
-    pipe.load_wds_shards()  # which makes it a shuffle of a whole list
+    pipe.load_wds_shards()  # turns it into a shuffle of a whole list
     return pipe
 
 
 @pytest.mark.parametrize("shuffle", [ShardList.shuffle, shuffled_by_lanes, shuffled_twice, iter])
 def test_a_share_of_a_long_list_is_what_iterating_yields(shuffle: Any) -> None:
-    """Of a million shards, a worker of 4,096 finds its 244 in 40 ms, digest of the list included."""
+    """In 40 ms, including the digest of the list, a worker of 4,096 finds its 244 of a million shards."""
     urls = ShardList(PATTERN)
     list_of: Any = urls if shuffle is iter else shuffle(urls)
     for stage in (each for each in upstream(list_of) if each is not urls):
@@ -106,7 +106,7 @@ def test_a_share_of_a_long_list_is_what_iterating_yields(shuffle: Any) -> None:
 
 
 def test_a_long_list_resumes_from_the_digest_of_its_urls_too() -> None:
-    """As earlier releases saved it."""
+    """Earlier releases saved it like this."""
     urls = ShardList(PATTERN)
     saved = [ShardOrder(source) for source in (urls, IterableWrapper(urls.urls))]
     for listing in saved:
@@ -118,7 +118,7 @@ def test_a_long_list_resumes_from_the_digest_of_its_urls_too() -> None:
         later.expect(listing.seen)
         assert list(later) == urls.urls
         changed.expect(listing.seen)
-        with pytest.raises(ChangedShardError, match=r"began with 9000 items, up to 08999.tar, .* up to 09000.tar, now"):
+        with pytest.raises(ChangedShardError, match=r"began with 9000 items, up to 08999.tar, .* up to 09000.tar"):
             list(changed)
 
 
@@ -161,7 +161,7 @@ def test_the_digest_of_a_list_does_not_depend_on_when_it_is_asked_for(name: Any)
 
 
 class Samples(IterDataPipe[Any]):
-    """Yields objects, and knows those that something still refers to."""
+    """Yields objects, and tracks those that are still referenced."""
 
     def __init__(self) -> None:
         self.held = weakref.WeakSet[Any]()
@@ -181,7 +181,7 @@ def test_the_digest_of_samples_keeps_none_of_them() -> None:
 
 
 def spread(order: list[int]) -> int:
-    """How far back an item comes at most, which a buffer limits."""
+    """Return the maximum distance by which an item moves forward, which a buffer limits."""
     return max(number - place for place, number in enumerate(order))
 
 

@@ -1,4 +1,4 @@
-"""The stage that writes shards, under the loaders."""
+"""The stage that writes shards, in the loaders."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def keys(pattern: str = "out-*.tar") -> list[str]:
 
 
 def written(infos: list[ShardInfo]) -> list[str]:
-    """The names of the shards, each checked against its index."""
+    """Return the names of the shards, after checking each against its index."""
     for info in infos:
         assert (info.bytes, info.samples) == (os.path.getsize(info.url), len(keys(info.url)))
     return sorted(info.url for info in infos)
@@ -62,7 +62,7 @@ def test_workers_alternate_shard_numbers(kind: str, workers: int) -> None:
     assert len(set(names)) == len(names)
     assert sorted(keys()) == KEYS
     count = max(workers, 1)
-    # 42 samples in all: each worker has the samples of full shards, and its own last shard, which is not full.
+    # 42 samples in total: each worker writes full shards, and its own last shard, which is not full.
     full = [worker + count * number for worker in range(count) for number in range(-(-len(KEYS) // count // 5))]
     assert names == sorted(f"out-{number:02d}.tar" for number in full)
 
@@ -142,7 +142,7 @@ def test_each_worker_has_its_own_journal(pattern: str, journal: str) -> None:
 @pytest.mark.parametrize(
     ("pattern", "before", "now"), [("out-%02d.tar", 0, 2), ("out-%02d.tar", 2, 3), ("out-{rank}-{worker}-%d.tar", 2, 0)]
 )
-def test_resuming_with_another_number_of_workers_is_an_error(pattern: str, before: int, now: int) -> None:
+def test_resuming_with_a_different_number_of_workers_is_an_error(pattern: str, before: int, now: int) -> None:
     pipe = samples().write_wds_shards(pattern, maxcount=2, resume=True)
     first = load(pipe, before)
     content = {info.url: Path(info.url).read_bytes() for info in first}
@@ -155,7 +155,7 @@ def test_resuming_with_another_number_of_workers_is_an_error(pattern: str, befor
     assert sorted(load(pipe, before or 1)) == sorted(first)
 
 
-def test_resuming_with_another_number_of_ranks_is_an_error() -> None:
+def test_resuming_with_a_different_number_of_ranks_is_an_error() -> None:
     def written_by(ranks: int, workers: int) -> list[ShardInfo]:
         infos: list[ShardInfo] = []
         for rank, worker in itertools.product(range(ranks), range(workers)):

@@ -1,4 +1,4 @@
-"""Pipelines that differ, and their descriptions: run as a script, this prints the descriptions as JSON."""
+"""Different pipelines and their descriptions, which this prints as JSON when run as a script."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def some(items: Iterator[Any]) -> Iterable[Any]:
 
 
 class Resize:
-    """A typical transform: a callable object. The generator and the count change while it is used."""
+    """A typical transform: a callable object whose generator and count change while it is used."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -98,7 +98,7 @@ class Repeating(IterDataPipe[Any]):
 
 
 class LaterShuffler(Shuffler[Any]):
-    """A user's subclass that passes everything on."""
+    """A user's subclass that forwards everything."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -135,7 +135,7 @@ FUNCTIONS = [
     given({str(number): -number for number in range(3000)}.get),
 ]
 
-#: Arguments of each stage of this package that follows another one, which all differ.
+#: Different arguments of each stage of this package that follows another one.
 ARGUMENTS: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {
     "associate": [
         *(given({str(key): {"n": sign * key} for key in range(3000)}) for sign in (1, -1)),
@@ -147,7 +147,7 @@ ARGUMENTS: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {
         *(given("txt", batch_size=3, **options) for options in ({"boundaries": [2]}, {"drop_last": True})),
     ],
     "cache_samples": [given(), given(seed=1)],
-    "cache_wds_shards": [],  # it yields the same samples, wherever the copies are
+    "cache_wds_shards": [],  # wherever the copies are, the samples are the same
     "compose": [given(every), given(some), given(every, some)],
     "decode_batch": [
         *(given(*decoders) for decoders in ((), ("rgb8",), (one,))),

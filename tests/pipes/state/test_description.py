@@ -1,4 +1,4 @@
-"""Descriptions of pipelines: they change with code and arguments, and with nothing else."""
+"""Descriptions of pipelines change only with code and arguments."""
 
 from __future__ import annotations
 

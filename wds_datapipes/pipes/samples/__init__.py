@@ -1,1 +1,1 @@
-"""Stages that make samples, and stages of samples and batches."""
+"""Stages that create samples, and stages that operate on samples and batches."""

@@ -1,4 +1,4 @@
-"""Stages that hold samples back: to shuffle them, or to combine those of similar or different lengths."""
+"""Stages that hold samples back to shuffle them, or to combine samples of similar or different lengths."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class BufferingStage(FunctionStage[T_co], SnapshotStage[T_co]):
-    """Base class of stages whose function holds samples back, and records their positions."""
+    """Base class of stages whose function holds samples back and records their positions."""
 
     is_stateless = False
     rereads_samples = True
@@ -42,7 +42,7 @@ class BufferingStage(FunctionStage[T_co], SnapshotStage[T_co]):
         """Return the positions of the buffered samples.
 
         Raises:
-            StateError: an earlier stage is declared stateless, but yields several items for one sample.
+            StateError: an earlier stage is declared stateless, but yields several items for a sample.
         """
         progress = self._current()
         if progress.is_ambiguous:
@@ -53,10 +53,10 @@ class BufferingStage(FunctionStage[T_co], SnapshotStage[T_co]):
         return {"waiting": progress.waiting.contents()}
 
     def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:
-        """Load a state, from which the next iteration resumes.
+        """Load a state from which the next iteration resumes.
 
         Args:
-            state: the result of `state_dict`; or ``{}`` if only the samples of ``again`` remain.
+            state: the result of `state_dict`, or ``{}`` if only the samples of ``again`` remain.
             again: the positions of samples that later stages have buffered; they are yielded first.
 
         Raises:
@@ -69,7 +69,7 @@ class BufferingStage(FunctionStage[T_co], SnapshotStage[T_co]):
         self._loaded = self._progress(state, waiting, again)
 
     def position_reader(self) -> Callable[[], SamplePosition] | None:
-        """Return a function that returns the position of the (first) sample of the item that was yielded last."""
+        """Return a function that returns the position of the (first) sample of the last item yielded."""
         return None if position_reader_of(self.source) is None else (lambda: self._state.at)
 
     def _progress(
@@ -78,11 +78,11 @@ class BufferingStage(FunctionStage[T_co], SnapshotStage[T_co]):
         waiting: Iterable[SamplePosition] = (),
         again: Iterable[SamplePosition] = (),  # noqa: ARG002 - no stage after a batch buffers samples
     ) -> Any:
-        """Return the progress of a state, or that at the beginning of an epoch."""
+        """Return the progress stored in a state, or that at the beginning of an epoch."""
         return SampleBuffer(waiting, state.get("cut", 0))
 
     def function_options(self) -> dict[str, Any]:
-        """Return the arguments of the function in the iteration that begins."""
+        """Return the arguments of the function for the iteration that begins."""
         known = {"buffer": self._start_progress(self._progress({})), "position": position_reader_of(self.source)}
         return {**super().function_options(), **known}
 
@@ -91,9 +91,9 @@ class BufferingStage(FunctionStage[T_co], SnapshotStage[T_co]):
 class SampleShuffler(SeededStage, BufferingStage[Sample]):
     """Shuffle samples through a buffer of bounded size (functional name: ``shuffle_samples``).
 
-    Each sample is yielded exactly once. Put it before decoding, while samples are small. The seed comes from the
-    loader, as for torch's ``.shuffle()``, and differs in each epoch and worker. ``DataLoader(shuffle=False)`` disables
-    it.
+    Each sample is yielded exactly once. Put this stage before decoding, while samples are small. As with torch's
+    ``.shuffle()``, the seed comes from the loader and differs in each epoch and worker. ``DataLoader(shuffle=False)``
+    disables shuffling.
 
     Yields:
         Any: the items of ``source``, unchanged, in random order.
@@ -101,9 +101,10 @@ class SampleShuffler(SeededStage, BufferingStage[Sample]):
     Args:
         source: yields samples, or anything else.
         buffer_size: the number of samples in the buffer; 1 keeps the order.
-        initial: the number of samples to buffer before the first is yielded; then two are read for each one yielded,
-            until the buffer is full. By default ``buffer_size``; fewer start sooner, and mix the first samples less.
-        max_bytes: the most bytes of values (bytes, arrays, tensors and images) in the buffer.
+        initial: the number of samples to buffer before the first is yielded. After that, two are read for each one
+            yielded until the buffer is full. By default, ``buffer_size``; a smaller number starts sooner, but mixes the
+            first samples less.
+        max_bytes: the maximum total size of the values in the buffer (bytes, arrays, tensors and images), in bytes.
 
     Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -141,7 +142,7 @@ class SampleShuffler(SeededStage, BufferingStage[Sample]):
         return self
 
     def reset(self) -> None:
-        """Start an epoch, with the seed that was set for it or one from torch's generator."""
+        """Start an epoch with the seed that was set for it, or one from torch's generator."""
         self._rng.seed(self.take_seed())
 
     def __len__(self) -> int:
@@ -149,7 +150,7 @@ class SampleShuffler(SeededStage, BufferingStage[Sample]):
         return len(self.source)
 
     def function_options(self) -> dict[str, Any]:
-        """Return the arguments of the function in the iteration that begins."""
+        """Return the arguments of the function for the iteration that begins."""
         known = super().function_options()
         if not self._enabled:
             known["buffer_size"] = 1
@@ -168,32 +169,32 @@ class SampleShuffler(SeededStage, BufferingStage[Sample]):
 class SampleBucketer(BufferingStage[list[Any]]):
     """Batch samples of similar length, so that they need little padding (functional name: ``bucket_samples``).
 
-    Samples wait in the bucket of their length until it has a batch. A bucket holds less than one batch, so the number
-    of samples that are held is bounded. At the end of the epoch, the rest of each bucket is a batch, from the shortest
-    lengths to the longest.
+    Samples wait in the bucket for their length until it can form a batch. A bucket holds less than a batch, so the
+    number of waiting samples is bounded. At the end of the epoch, the rest of each bucket becomes a batch, from the
+    shortest lengths to the longest.
 
-    torchdata's ``.max_token_bucketize()`` drops samples that are too long without a message, and always yields the
-    shortest samples that it holds; ``.bucketbatch()`` knows no tokens. Both resume only by replay. This stage has a
-    state: a run resumes with the same batches. Put it last, before ``.collate()``: a shuffle after it would have no
+    torchdata's ``.max_token_bucketize()`` silently drops samples that are too long, and always yields the shortest
+    samples that it holds; ``.bucketbatch()`` does not count tokens. Both resume only by replay. This stage has a state:
+    a run resumes with the same batches. Put it last, before ``.collate()``, because a shuffle after it would have no
     position.
 
-    The number of batches depends on the lengths, so ranks may have different numbers of them. ``.with_epoch(n)`` makes
-    them equal; and `IndexedSamples` makes equal batches of similar length with ``bucket_by``.
+    The number of batches depends on the lengths, so it may differ between ranks. ``.with_epoch(n)`` makes the numbers
+    equal. Alternatively, `IndexedSamples` makes equal batches of samples of similar length with ``bucket_by``.
 
     Yields:
         list: the samples of a batch, unchanged and in the order in which they were read.
 
     Args:
         source: yields samples, or anything else if ``length`` is a function.
-        length: the length of a sample: the name of a field that is an integer or has a ``len()``; or a function of the
+        length: the length of a sample: the name of a field that is an integer or has a ``len()``, or a function of the
             sample that returns an integer.
         boundaries: the longest length of each bucket, in ascending order. Longer samples share another bucket. By
             default, there are four buckets between powers of two: 1, 2, ..., 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, and
-            so on. Wider buckets leave more padding, and hold fewer samples.
-        batch_size: the most samples in a batch.
-        max_tokens: the most tokens in a padded batch: its longest length times its number of samples. One of
-            ``batch_size`` and ``max_tokens`` is needed; with both, a batch respects both.
-        drop_last: drop the batches that are not full at the end of the epoch.
+            so on. Wider buckets cause more padding, but hold fewer samples.
+        batch_size: the maximum number of samples in a batch.
+        max_tokens: the maximum number of tokens in a padded batch: its longest length times its number of samples.
+            Either ``batch_size`` or ``max_tokens`` is required; if both are given, both limits apply.
+        drop_last: drop incomplete batches at the end of the epoch.
         on_error: what to do with samples without a valid length, or longer than ``max_tokens``: ``"raise"``; or, to
             skip them, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
 
@@ -237,32 +238,32 @@ class SampleBucketer(BufferingStage[list[Any]]):
 class SamplePacker(BufferingStage[Sample]):
     """Pack token sequences of several samples into rows of at most a given length (functional name: ``pack_samples``).
 
-    A row needs little or no padding, and tells its sequences apart, so that attention does not cross from one to
-    another. Each sample goes to the open row in which it leaves the least room; a row is yielded when it is full, or
-    when it is the fullest of too many. A sample is not cut, unless ``long_samples`` says so. Samples that only fill up
-    a batch of `IndexedSamples`, whose ``__padding__`` is true, are left out.
+    Rows need little or no padding. They mark their sequences, so that attention does not cross from one sequence to
+    another. Each sample goes to the open row in which it leaves the least space. A row is yielded when it is full, or
+    when it is the fullest of too many open rows. Samples are not cut unless ``long_samples`` says so. Samples that only
+    pad a batch of `IndexedSamples`, whose ``__padding__`` is true, are dropped.
 
-    A run resumes with the same rows. Put it last, before ``.batch()``: a shuffle after it would have no position. The
-    number of rows depends on the lengths; ``.with_epoch(n)`` gives all ranks the same number.
+    A run resumes with the same rows. Put this stage last, before ``.batch()``, because a shuffle after it would have no
+    position. The number of rows depends on the lengths; ``.with_epoch(n)`` gives all ranks the same number.
 
     Yields:
-        dict: a row: ``__key__``, the ``list`` of the keys of its samples; the ``fields``, each a tensor or an array
-        like those of the samples; ``position_ids`` (int64), the position of each token in its sequence; and, depending
-        on ``layout``, ``segment_ids`` (int64) or ``cu_seqlens`` (int32). Other fields of the samples are left out.
+        dict: a row: ``__key__``, the ``list`` of the keys of its samples; the ``fields``, as tensors or arrays, like
+            those of the samples; ``position_ids`` (int64), the position of each token in its sequence; and, depending
+            on ``layout``, ``segment_ids`` (int64) or ``cu_seqlens`` (int32). Other fields of the samples are dropped.
 
     Args:
         source: yields samples.
-        max_length: the most tokens in a row.
-        fields: the name of the field to pack, or several names, such as of tokens and labels. They are tensors, arrays
-            or lists of numbers, of one dimension, and have the same length in a sample.
+        max_length: the maximum number of tokens in a row.
+        fields: the name of the field to pack, or several names, such as those of tokens and labels. The fields are
+            one-dimensional tensors, arrays or lists of numbers, and have the same length within a sample.
         long_samples: what to do with samples longer than ``max_length``: ``"raise"`` an error, which ``on_error`` may
             skip; ``"truncate"`` them; or ``"split"`` them into several sequences.
-        open_rows: the most rows that wait for more samples; more of them leave less room.
+        open_rows: the maximum number of rows that wait for more samples; more rows waste less space.
         layout: ``"segment_ids"`` gives each token the number of its sequence, from 1, or 0 for padding.
-            ``"cu_seqlens"`` gives the offsets of the sequences and the end of the last one, as attention kernels for
-            sequences of different lengths take them.
-        pad: the value with which each field is filled up to ``max_length``, by its name, or one for all of them. By
-            default, rows are not filled up.
+            ``"cu_seqlens"`` gives the offsets of the sequences and the end of the last one, in the form that
+            variable-length attention kernels expect.
+        pad: the value with which each field is padded to ``max_length``, by field name, or one value for all fields. By
+            default, rows are not padded.
         on_error: what to do with samples that cannot be packed: ``"raise"``; or, to skip them, ``"warn"``, ``"skip"``,
             an `ErrorBudget` or a handler.
 
@@ -315,5 +316,5 @@ class SamplePacker(BufferingStage[Sample]):
         return bool(self._options.value["long_samples"] != "split")
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the positions of the buffered samples, and how much of the last one was yielded."""
+        """Return the positions of the buffered samples, and how much of the last one has been yielded."""
         return {**super().snapshot(), "cut": self._current().cut}

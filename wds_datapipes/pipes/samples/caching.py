@@ -25,31 +25,32 @@ from wds_datapipes.seeds import derived_seed
 
 @register_stage("cache_samples")
 class SampleCacher(EngineStage[Any]):
-    """Cache the samples of the first complete pass for all later ones (functional name: ``cache_samples``).
+    """Cache the samples of the first complete pass for all later passes (functional name: ``cache_samples``).
 
-    Later passes yield the same samples in the same order, and do not read the source. An incomplete pass is not cached.
+    Later passes yield the same samples in the same order without reading the source. An incomplete pass is not cached.
     In-place changes by later stages do not affect the cache.
 
-    Each worker caches its part: put this stage after ``.sharding_filter()``. The random stages before the cache use the
-    seed of the cache instead of the loader's. So the data is split in the same way in every epoch, and each sample is
-    yielded exactly once per epoch, even if only some workers have completed their first pass. Shuffle after the cache,
-    with ``.shuffle_samples()``.
+    Each worker caches its part of the data: put this stage after ``.sharding_filter()``. Random stages before the cache
+    use the seed of the cache instead of the loader's. As a result, the data is split in the same way in every epoch,
+    and each sample is yielded exactly once per epoch, even if only some workers have completed their first pass.
+    Shuffle after the cache, with ``.shuffle_samples()``.
 
     The source must be finite. In memory, the cache belongs to one process, so workers must persist: use
-    `ShardReadingService`, or ``DataLoader(persistent_workers=True)``. On disk, each part is a file, written during the
-    first pass, that gets its name when it is complete. Another number of ranks or workers creates another set of files;
-    another pipeline before the cache (stages, shards, arguments, code of functions) is an error.
+    `ShardReadingService`, or ``DataLoader(persistent_workers=True)``. On disk, each part is a file that is written
+    during the first pass and appears under its name once it is complete. A different number of ranks or workers creates
+    a new set of files; a different pipeline before the cache (stages, shards, arguments, code of functions) is an
+    error.
 
-    A pipeline with this stage resumes by replay, from a complete cache on disk or else from the source.
+    A pipeline with this stage resumes by replay: from a complete cache on disk, or else from the source.
 
     The directory must be trusted: samples are pickled, and unpickling can run arbitrary code.
 
     Yields:
-        Any: the items of ``source``; from the second pass on, copies of them.
+        Any: the items of ``source``, and copies of them from the second pass on.
 
     Args:
         source: yields samples, or anything else that can be pickled.
-        path: the directory of the cache, created if necessary; in memory by default.
+        path: the directory of the cache, created if necessary. By default, the cache is in memory.
         seed: the seed of the random stages before the cache.
 
     Raises:
@@ -83,7 +84,7 @@ class SampleCacher(EngineStage[Any]):
         yield from self._cached(lambda: self._begin(graph, part), part, self._describe)
 
     def _describe(self) -> list[str]:
-        """Describe the cached pipeline, once, before later stages change items that may be arguments of a stage."""
+        """Describe the cached pipeline once, before later stages can change items that are arguments of a stage."""
         if self._described is None:
             self._described = [f"seed {self.seed}", *(each.replace(FREE, "") for each in descriptions(self.source))]
         return self._described
@@ -101,19 +102,19 @@ class SampleCacher(EngineStage[Any]):
 
 
 def _part(graph: PipelineGraph) -> CachedPart:
-    """Return which part of the data a pipeline yields in this process."""
+    """Return the part of the data that a pipeline yields in this process."""
     parts = set()
     for stage in graph.stages:
         if declared(stage).is_remote:
             raise CacheError(
-                "cache_samples cannot cache the items of other processes, which are others in each epoch. Put the "
+                "cache_samples cannot cache the items of other processes, because they change in each epoch. Put the "
                 "cache before the stage that stays in the main process"
             )
         if splits(stage):
             groups = groups_of(stage)
             if not isinstance(groups, dict):
                 raise CacheError(
-                    f"cache_samples cannot determine which part of the data this worker has, since "
+                    f"cache_samples cannot determine which part of the data this worker has, because "
                     f"{type(stage).__name__}, which splits it, has no attribute 'groups' like torch's ShardingFilter"
                 )
             parts.add(CachedPart(*instance_of(groups)))

@@ -1,4 +1,4 @@
-"""Stages of batches as columns: one decodes their samples, with their images in one tensor, and one splits them."""
+"""Stages for batches as columns: one decodes samples, with all images in one tensor, and one splits batches."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from wds_datapipes.types import Sample
 class BatchDecoder(DecodingStage[dict[str, Any]]):
     """Decode batches of samples, with all images of a field in one tensor (functional name: ``decode_batch``).
 
-    It yields the same as ``.wds_decode()`` before ``.batch()`` and ``.collate()`` after it, with fewer copies: each
-    image is decoded into its place in the batch. With ``num_threads``, several are decoded at once, for loaders with
-    fewer workers than processors.
+    It yields the same batches as ``.wds_decode().batch(n).collate()``, with fewer copies, because each image is decoded
+    directly into its place in the batch. With ``num_threads``, several images are decoded at once, which helps loaders
+    with fewer workers than processors.
 
-    The images of a field must have the same size, so give the `ImageDecoder` a ``crop``, unless all of them do. A batch
-    has the same fields in all samples: rename ``jpg`` and ``png`` to one name before ``.batch()``.
+    The images of a field must have the same size: pass a ``crop`` to the `ImageDecoder`, unless all images already do.
+    All samples of a batch must have the same fields: rename ``jpg`` and ``png`` to one name before ``.batch()``.
 
     Yields:
-        dict: the columns of a batch by the names of the fields. Images are a ``torch.Tensor`` of shape (N, C, H, W) for
-        specs that start with ``torch``, or (N, H, W, C) for those of arrays, without C for gray ones; uint8 from 0 to
-        255, or float32 from 0 to 1. Other columns are what ``collate_fn`` returns for them.
+        dict: the columns of a batch by field name. Images are a ``torch.Tensor`` of shape (N, C, H, W) for specs that
+            start with ``torch``, or (N, H, W, C) for array specs, without C for gray images; uint8 from 0 to 255, or
+            float32 from 0 to 1. Other columns are the results of ``collate_fn``.
 
     Args:
-        source: lists of samples, as from ``.batch(n)``.
+        source: yields lists of samples, as from ``.batch(n)``.
         decoders: as for ``.wds_decode()``.
-        num_threads: the number of threads that decode images. With 1, there is no other thread.
-        collate_fn: collates the other fields: a function of a list of dicts that returns a dict of columns, such as
-            `collate_samples`. The default is that of ``.collate()``.
+        num_threads: the number of threads that decode images. With 1, no thread is started.
+        collate_fn: the function that collates the other fields. It takes a list of dicts and returns a dict of columns,
+            like `collate_samples`. The default is that of ``.collate()``.
         only: as for ``.wds_decode()``.
         allow_pickle: as for ``.wds_decode()``.
         limits: as for ``.wds_decode()``.
@@ -101,12 +101,12 @@ BatchDecoder._random_class = RandomBatchDecoder
 class SampleUnbatcher(EngineStage[Any]):
     """Split collated batches into samples (functional name: ``unbatch_samples``).
 
-    It is the inverse of torch's ``.collate()``. A batch is a dict, a tuple or a list of columns, or a single column. A
-    column is a tensor, an array or a list whose first dimension is the batch, so a list or a tuple inside a batch is
-    one column.
+    This is the inverse of torch's ``.collate()``. A batch is a dict, a tuple or a list of columns, or a single column.
+    A column is a tensor, an array or a list whose first dimension is the batch, so a list or a tuple inside a batch is
+    a single column.
 
-    torch's ``.unbatch()`` splits lists of samples, as from ``.batch()``, or from a function that splits a sample into
-    several. A pipeline with either of them resumes by replay.
+    torch's ``.unbatch()`` splits lists of samples, as from ``.batch()`` or from a function that splits a sample into
+    several. A pipeline with either stage resumes by replay.
 
     After a loader, use it to shuffle the samples of all workers in the main process::
 
@@ -114,8 +114,8 @@ class SampleUnbatcher(EngineStage[Any]):
         mixed = IterableWrapper(loader, deepcopy=False).unbatch_samples().shuffle_samples(1000).batch(64).collate()
 
     Yields:
-        Any: samples of the same type as the batch: a dict for a dict, a tuple for a tuple. Numbers in a tensor become
-        tensors without dimensions. Values are views of the batch, whose memory is released with its last sample.
+        Any: samples of the same type as the batch, such as dicts or tuples. Numbers in a tensor become tensors without
+            dimensions. Values are views of the batch, whose memory is released with its last sample.
 
     Args:
         source: yields batches.

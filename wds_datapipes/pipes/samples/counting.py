@@ -1,4 +1,4 @@
-"""Stages that count the samples they read: subsets, logs, and the check that there are any."""
+"""Stages that count the samples they read: subsets, logs, and a check for empty sources."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from wds_datapipes.seeds import derived_seed
 class SampleRsampler(SeededStage, CountingStage[Any]):
     """Keep each sample with a given probability (functional name: ``rsample``).
 
-    The seed comes from the loader, and differs in each epoch and worker. All samples are read: put it right after
-    ``group_samples``, or subsample the shards instead.
+    The seed comes from the loader and differs in each epoch and worker. All samples are read, so put this stage
+    directly after ``group_samples``, or subsample the shards instead.
 
     Yields:
         Any: some of the items of ``source``, unchanged and in their order.
@@ -51,13 +51,13 @@ class SampleRsampler(SeededStage, CountingStage[Any]):
         self._rng = Random()
 
     def reset(self) -> None:
-        """Start an epoch, with the seed that was set for it or one from torch's generator."""
-        # torch's DataLoader sets the same seed in all workers, which would then keep the same positions.
+        """Start an epoch with the seed that was set for it, or one from torch's generator."""
+        # torch's DataLoader sets the same seed in all workers, so they would keep the same positions.
         instance = find_rank_and_worker(self)
         self._rng.seed(derived_seed("rsample", self.take_seed(), instance.rank, instance.worker))
 
     def function_options(self) -> dict[str, Any]:
-        """Return the arguments of the function in the iteration that begins."""
+        """Return the arguments of the function for the iteration that begins."""
         return {**super().function_options(), "rng": self._rng}
 
 
@@ -93,8 +93,8 @@ class SampleSlicer(CountingStage[Any]):
 class NonEmptyChecker(CountingStage[Any]):
     """Raise an error if a source yields nothing (functional name: ``non_empty``).
 
-    Put it before ``.sharding_filter()``, or in a pipeline without workers. After the split, it also raises in workers
-    without a shard, which is normal with more workers than shards.
+    Put it before ``.sharding_filter()``, or in a pipeline without workers. After the split, it also raises an error in
+    workers without a shard, although these are normal if there are more workers than shards.
 
     Yields:
         Any: the items of ``source``, unchanged.
@@ -121,7 +121,8 @@ class NonEmptyChecker(CountingStage[Any]):
 class SampleLogger(CountingStage[Any]):
     """Log a summary of some samples, and the positions of all (functional name: ``log_samples``).
 
-    The summary has the type, shape or length, and start of each value. Samples are counted by worker and epoch.
+    The summary shows the type, the shape or length, and the start of each value. Samples are counted per worker and
+    epoch.
 
     Yields:
         Any: the items of ``source``, unchanged.
@@ -137,7 +138,7 @@ class SampleLogger(CountingStage[Any]):
             know those of each step of a stream. It has 8 bytes for each sample, in a file for each epoch and worker;
             the ranks may share it. Needs a loader that counts epochs, and belongs right before ``.batch()``.
         name: the prefix of the records.
-        width: the most characters of a value to show.
+        width: the maximum number of characters to show of a value.
 
     Raises:
         MissingSidecarError: ``positions`` cannot be written, or lacks samples from before a resume.

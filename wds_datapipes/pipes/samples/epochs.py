@@ -1,4 +1,4 @@
-"""Stages that set the length of an epoch or declare that of a pipeline, and the comparison with what comes."""
+"""Stages that set the length of an epoch, or declare that of a pipeline."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ from wds_datapipes.shards.position import SamplePosition
 
 @register_stage("with_epoch")
 class EpochSetter(SnapshotStage[Any]):
-    """End an epoch after ``n`` items, and continue from there in the next (functional name: ``with_epoch``).
+    """End each epoch after ``n`` items and continue from there in the next (functional name: ``with_epoch``).
 
-    The next epoch starts with the next item, also after an abandoned epoch, and the source restarts whenever it is
-    exhausted. The workers of a rank share the ``n`` items if ``.sharding_filter()`` or ``.resample_wds_shards()``
-    precedes this stage; otherwise each worker yields ``n``. Put it after ``.batch()`` to count batches.
+    The next epoch starts with the next item, even after an abandoned epoch, and the source restarts whenever it is
+    exhausted. If ``.sharding_filter()`` or ``.resample_wds_shards()`` precedes this stage, the workers of a rank share
+    the ``n`` items; otherwise, each worker yields ``n``. Put it after ``.batch()`` to count batches.
 
     The position in the stream is stored in the process. It is lost if workers end with each epoch, as those of torch's
-    ``DataLoader`` do without ``persistent_workers=True``, and items that workers have prefetched are lost if an epoch
-    is abandoned; loop over `StatefulShards.tracked` to avoid both.
+    ``DataLoader`` do without ``persistent_workers=True``. If an epoch is abandoned, the items that workers have
+    prefetched are lost, too. Loop over `StatefulShards.tracked` to avoid both.
 
-    The seed of the first epoch determines the order of every pass. Passes differ in their order, which is the same on
-    all ranks and workers. Seeds that loaders set for later epochs have no effect. With each pass, the assignment of a
-    ``.sharding_filter()`` rotates by one worker. So a worker without shards, or with empty ones, continues with the
-    next pass, and every rank yields ``n`` items.
+    The seed of the first epoch determines the order of every pass. Each pass has a different order, which is the same
+    on all ranks and workers. Seeds that loaders set for later epochs have no effect. In each pass, the assignment of a
+    ``.sharding_filter()`` rotates by one worker, so that a worker without shards, or with empty ones, continues with
+    the next pass, and every rank yields ``n`` items.
 
     Yields:
         Any: the items of ``source``, unchanged.
 
     Args:
         source: yields anything.
-        n: the number of items in an epoch, of all workers of a rank together. It is also the ``len()``.
+        n: the number of items in an epoch, over all workers of a rank. ``len()`` returns it, too.
 
     Raises:
         EmptySourceError: ten consecutive passes of ``source`` yielded no items.
-        RuntimeError: ``source`` is in another process, so that only a loader can restart it.
+        RuntimeError: ``source`` is in another process, so only a loader can restart it.
 
     Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -69,7 +69,7 @@ class EpochSetter(SnapshotStage[Any]):
         self._seed: int | None = None
 
     def set_seed(self, seed: int) -> EpochSetter:
-        """Set the seed of all passes, before the first pass; loaders call this."""
+        """Set the seed of all passes before the first pass; loaders call this."""
         self._seed = seed
         return self
 
@@ -93,7 +93,7 @@ class EpochSetter(SnapshotStage[Any]):
         """Return the number of items yielded in this epoch, and the position in the stream, which spans epochs.
 
         Raises:
-            StateError: a stage before this one buffers samples, and has no state.
+            StateError: a stage before this one buffers samples but has no state.
         """
         if self._loaded is not None:
             return {"given": self._loaded[0].get("given", 0), "lasting": self._loaded[0]["lasting"]}
@@ -116,7 +116,7 @@ class EpochSetter(SnapshotStage[Any]):
         self._loaded = state, [*again]
 
     def reset_state(self) -> None:
-        """Let the next iteration start an epoch, at the position in the stream that was loaded."""
+        """Make the next iteration start an epoch at the loaded position in the stream."""
         if self._loaded is not None:
             self._loaded = {"given": 0, "lasting": self._loaded[0]["lasting"]}, []
 
@@ -136,7 +136,7 @@ class EpochSetter(SnapshotStage[Any]):
             is_open = lasting["is_open"]
             self._stream.resume_from(items if is_open else None, lasting["pass"] + is_open, state.get("given", 0))
             del items
-        self._loaded = None  # only now: a reader of repeated samples may stop at the last of them
+        self._loaded = None  # not earlier: a reader of repeated samples may stop at the last of them
         yield from self._stream.take(
             share(self.n, find_rank_and_worker(self.source)),
             begin=self._begin,
@@ -145,7 +145,7 @@ class EpochSetter(SnapshotStage[Any]):
         )
 
     def share_length(self, instance: Instance) -> None:  # noqa: ARG002 - without a split, each worker yields all
-        """Let ``len()`` return the part of one worker."""
+        """Make ``len()`` return one worker's part."""
         self._share = share(self.n, find_rank_and_worker(self.source))
 
     def __len__(self) -> int:
@@ -161,15 +161,15 @@ class EpochSetter(SnapshotStage[Any]):
 class LengthSetter(EngineStage[Any]):
     """Declare the number of items, without changing them (functional name: ``with_length``).
 
-    ``len()`` returns ``n``, also for stages that derive their length, such as ``.batch()``, and for loaders. Nothing
-    compares it with the items that come. Use ``.with_epoch()`` to set the length of an epoch.
+    ``len()`` returns ``n``; stages that derive their length, such as ``.batch()``, and loaders use it, too. It is not
+    compared with the actual number of items. Use ``.with_epoch()`` to set the length of an epoch.
 
     Yields:
         Any: the items of ``source``, unchanged.
 
     Args:
         source: yields anything.
-        n: the number of items in an epoch, of all workers of a rank together.
+        n: the number of items in an epoch, over all workers of a rank.
 
     Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -190,7 +190,7 @@ class LengthSetter(EngineStage[Any]):
         yield from self.source
 
     def share_length(self, instance: Instance) -> None:
-        """Let ``len()`` return the part of one worker."""
+        """Make ``len()`` return one worker's part."""
         self._share = share(self.n, instance)
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""The stages that decode and encode the fields of samples, and the registration of decoders as stages."""
+"""Stages that decode and encode the fields of samples, and registration of decoders as stages."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ T_co = TypeVar("T_co", covariant=True)
 class DecodingStage(FunctionStage[T_co]):
     """Base class of stages that decode fields, some of whose decoders may draw random numbers.
 
-    Loaders draw a seed for each stage that takes one. So that ordinary decoders do not change the seeds of other
-    stages, random ones are instances of a subclass, which `__new__` creates.
+    Loaders draw a seed for each stage that takes one. Stages with random decoders are instances of a subclass, which
+    `__new__` creates, so that ordinary decoders do not change the seeds of other stages.
     """
 
     is_one_to_one = True
@@ -55,7 +55,7 @@ class DecodingStage(FunctionStage[T_co]):
 def decode_samples(
     source: Iterable[Sample], chain: DecoderChain, *, seeds: SampleSeeds | None = None, on_error: OnError = "raise"
 ) -> Iterator[Sample]:
-    """Decode samples, with a seed for each if some decoders are random."""
+    """Decode samples, with a seed for each sample if some decoders are random."""
     if seeds is not None:
         chain, source = chain.with_rng(seeds.make_rng), seeds.follow(source)
     return convert_samples(source, chain, on_error)
@@ -66,31 +66,31 @@ class SampleDecoder(DecodingStage[Sample]):
     """Decodes the fields of samples, each by its extension (functional name: ``wds_decode``).
 
     Fields ending in ``.gz`` are decompressed first. The first match decodes a field: the keyword with the field's
-    extension, then the decoders in their order, then the basic table by the last extension:
+    extension, then the decoders in order, then this table, by the last extension:
 
     - ``txt text transcript html htm``: str, from UTF-8
     - ``cls cls2 class count index inx id``: int
     - ``json jsn``, ``mp msgpack msg``, ``cbor``: any value; the last two need the extras ``msgpack`` and ``cbor``
     - ``npy``: array; ``npz``: dict of arrays; ``ten tenbin tb``: list of arrays
     - ``pth``: the tensors and plain Python values that ``torch.save`` wrote, on the CPU
-    - ``pyd pickle pkl``: refused unless ``allow_pickle`` is true
+    - ``pyd pickle pkl``: rejected unless ``allow_pickle`` is true
 
     All other fields stay bytes. So do images, video and audio, unless a decoder for them is passed.
 
     Yields:
-        dict: a new one for each sample, with the same keys in the same order. Values of keys that start with ``__`` are
-            unchanged.
+        dict: a new dict for each sample, with the same keys in the same order. Values of keys that start with ``__``
+            are unchanged.
 
     Args:
-        source: samples, as ``group_samples`` yields them.
+        source: yields samples, as ``group_samples`` does.
         decoders: an image spec (see `ImageDecoder`), ``"torch_video"``, ``"torch_audio"``, the name of a decoder that
             `register_decoder` has registered, an `ImageDecoder`, a result of `handle_extension`, or a function
             ``(field, data)``. The function receives the field's name without a leading dot (and without ``.gz``) and
-            its bytes, and returns the value, ``None`` to leave the field to the next decoder, or a `Continue`.
-            Functions written for webdataset, which passes ``.png``, work if they test ``name.endswith(".png")``.
+            its bytes. It returns the value, ``None`` to leave the field to the next decoder, or a `Continue`. Functions
+            written for webdataset, which passes ``.png``, work if they test ``name.endswith(".png")``.
         only: the names of the fields to decode, ``"jpg cls"`` or a list of them; the others stay bytes.
-        partial: accept values that are not bytes, such as already decoded ones; otherwise they are an error.
-        allow_pickle: allow codecs that can run arbitrary code in the data: ``pyd pickle pkl``, and ``pth`` with other
+        partial: accept values that are not bytes, such as decoded ones; otherwise, they are an error.
+        allow_pickle: allow codecs that can run arbitrary code from the data: ``pyd pickle pkl``, and ``pth`` with other
             objects.
         on_error: ``"raise"``; or, to skip the whole sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
         limits: ``member_bytes`` and ``expansion`` of `ReadLimits` limit the decompressed size of compressed fields,
@@ -142,7 +142,7 @@ SampleDecoder._random_class = RandomSampleDecoder
 
 
 class RegisteredDecoder(FunctionStage[Sample]):
-    """The stage of a function that `register_decoder` has registered: it decodes the fields with its extensions."""
+    """The stage for a function registered with `register_decoder`: it decodes the fields with its extensions."""
 
     is_one_to_one = True
     draws_globally = True
@@ -152,8 +152,8 @@ class RegisteredDecoder(FunctionStage[Sample]):
 def register_decoder(name: str, extensions: str | Iterable[str]) -> Callable[[F], F]:
     """Register a function ``bytes -> value`` as a stage, and as a decoder of ``wds_decode``; used as a decorator.
 
-    Every datapipe gets a method ``.name()``, which decodes the fields with those extensions, and leaves all others
-    unchanged. It takes ``only``, ``partial`` and ``on_error``, as ``wds_decode`` does, and passes other keywords to the
+    Every datapipe gets a method ``.name()``, which decodes the fields with these extensions and leaves all others
+    unchanged. It takes ``only``, ``partial`` and ``on_error``, like ``wds_decode``, and passes other keywords to the
     function. ``.wds_decode("name")`` combines it with other decoders. Registering the same function again, as when a
     notebook cell is rerun, replaces it.
 
@@ -187,7 +187,7 @@ def register_decoder(name: str, extensions: str | Iterable[str]) -> Callable[[F]
         if is_taken:
             raise ValueError(
                 f"the name {name!r} is taken by a method or stage of datapipes, or by another decoder: choose another "
-                f"one for {name_of(function)}"
+                f"name for {name_of(function)}"
             )
 
         def build(
@@ -223,8 +223,8 @@ def _is_decoder(name: str) -> bool:
 class SampleEncoder(FunctionStage[Sample]):
     """Encodes the fields of samples, each by its extension (functional name: ``wds_encode``).
 
-    The inverse of ``wds_decode``. Bytes are unchanged in any field. Other values are encoded by the keyword with the
-    field's extension, or else by the field's last extension:
+    This is the inverse of ``wds_decode``. Bytes are unchanged in any field. Other values are encoded by the keyword
+    with the field's extension, or else by the field's last extension:
 
     - ``txt text transcript html htm``: str, to UTF-8
     - ``cls cls2 class count index inx id``: int
@@ -235,16 +235,16 @@ class SampleEncoder(FunctionStage[Sample]):
       (C, H, W), of uint8 or of floats from 0 to 1, or a Pillow image. Gray arrays may be uint16 for ``png tif pgm``
       and bool for ``pbm``. JPEG has the quality 100, and WebP is lossless
     - ``pth``: tensors, and plain Python values that contain them
-    - ``pyd pickle pkl``: refused unless ``allow_pickle`` is true
+    - ``pyd pickle pkl``: rejected unless ``allow_pickle`` is true
 
-    A field that ends in ``.gz`` is encoded by the rest of its name, and compressed.
+    A field that ends in ``.gz`` is encoded by the rest of its name, and then compressed.
 
     Yields:
-        dict: a new one for each sample, with the same keys in the same order and bytes as values. Values of keys that
+        dict: a new dict for each sample, with the same keys in the same order and bytes as values. Values of keys that
             start with ``__`` are unchanged.
 
     Args:
-        source: samples.
+        source: yields samples.
         only: the names of the fields to encode, ``"jpg cls"`` or a list of them; the others are unchanged.
         allow_pickle: allow codecs whose data can run arbitrary code on decoding: ``pyd pickle pkl``, and ``pth`` with
             other objects.

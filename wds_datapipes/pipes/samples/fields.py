@@ -27,15 +27,15 @@ from wds_datapipes.types import Sample
 class TupleMaker(FunctionStage[tuple[Any, ...]]):
     """Turn samples into tuples of selected fields (functional name: ``to_tuple``).
 
-    It warns if a sample only fills up a batch of `IndexedSamples`, and ``"__padding__"`` is not among the fields.
+    It warns if a sample only pads a batch of `IndexedSamples` and ``"__padding__"`` is not among the fields.
 
     Yields:
         tuple: one value for each spec.
 
     Args:
         source: yields samples.
-        specs: names of fields, ``__key__`` and ``__url__`` included; ``"jpg;png"`` selects the first existing field,
-            and ``"jpg;png cls"`` means the same as ``"jpg;png", "cls"``.
+        specs: names of fields, including ``__key__`` and ``__url__``; ``"jpg;png"`` selects the first existing field,
+            and ``"jpg;png cls"`` is short for ``"jpg;png", "cls"``.
         missing: what to do if none of the alternatives exists: ``"raise"``, or use ``None`` as the value (``"none"``).
         on_error: ``"raise"``; or, to skip the sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
 
@@ -64,13 +64,14 @@ class FieldRenamer(FunctionStage[Sample]):
     """Rename fields (functional name: ``rename``).
 
     Yields:
-        dict: the other fields, then the renamed ones. ``__key__`` and ``__url__`` are always kept.
+        dict: a new dict with the other fields, followed by the renamed ones. ``__key__`` and ``__url__`` are always
+            kept.
 
     Args:
         source: yields samples.
         keep: also keep the other fields.
         on_error: ``"raise"``; or, to skip the sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
-        new: maps each new name to one or more old names: ``image="jpg;png"`` renames the first that exists. The other
+        new: one or more old names for each new name: ``image="jpg;png"`` renames the first field that exists. The other
             old names are dropped.
 
     Raises:
@@ -99,18 +100,18 @@ class FieldRenamer(FunctionStage[Sample]):
 class FieldSelector(FunctionStage[Sample]):
     """Keep only the fields that match patterns (functional name: ``select_fields``).
 
-    A shell pattern, case-insensitive, matches a field with or without a leading dot: ``"*.png"`` matches ``png`` and
-    ``seg.png``. Names that start with two underscores, such as ``__key__``, are always kept. To select fields by name
-    while reading, use ``group_samples(fields=...)``, which also skips samples without any of them.
+    Patterns are case-insensitive shell patterns, and match a field with or without a leading dot: ``"*.png"`` matches
+    ``png`` and ``seg.png``. Names that start with two underscores, such as ``__key__``, are always kept. To select
+    fields by name while reading, use ``group_samples(fields=...)``, which also skips samples without any of them.
 
     Yields:
-        dict: a new one, with the matching fields, in the order of the sample.
+        dict: a new dict with the matching fields, in the order of the sample.
 
     Args:
         source: yields samples.
-        patterns: each argument must match a field; ``"jpg;png"``, or a list, lists alternatives.
-        missing: what to do with a sample in which an argument matches no field: ``"raise"``; ``"keep"`` it with its
-            other fields, even if it has none; or ``"skip"`` it, which is neither an error nor reported.
+        patterns: each argument must match a field; ``"jpg;png"`` or a list gives alternatives.
+        missing: what to do with a sample in which an argument matches no field: ``"raise"`` an error, ``"keep"`` it
+            with its other fields, even if it has none, or silently ``"skip"`` it.
         on_error: ``"raise"``; or, to skip the sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
 
     Raises:
@@ -141,22 +142,22 @@ class FieldSelector(FunctionStage[Sample]):
 class KeyExtractor(FunctionStage[tuple[Any, ...]]):
     """Turn samples into tuples of the fields that patterns match (functional name: ``extract_keys``).
 
-    Patterns are those of `FieldSelector`, and also match ``"__key__"`` and ``"__padding__"``; it warns, as
-    ``to_tuple`` does, if padding of `IndexedSamples` is not selected. webdataset's ``ignore_missing`` shortens the
-    tuple, so that elements change their index; ``missing="none"`` yields None for a missing field instead.
+    Patterns are those of `FieldSelector`, but also match ``"__key__"`` and ``"__padding__"``. Like ``to_tuple``, this
+    stage warns if padding of `IndexedSamples` is not selected. webdataset's ``ignore_missing`` shortens the tuple,
+    which changes the index of later elements; ``missing="none"`` yields None for a missing field instead.
 
     Yields:
         tuple: one value for each pattern.
 
     Args:
         source: yields samples.
-        patterns: each must match one field; ``"jpg;png"``, or a list, lists alternatives.
+        patterns: each must match exactly one field; ``"jpg;png"`` or a list gives alternatives.
         missing: what to do if a pattern matches no field: ``"raise"``, or yield ``None`` for it (``"none"``).
         on_error: ``"raise"``; or, to skip the sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
 
     Raises:
         MissingFieldError: a pattern matches no field.
-        DuplicateKeyError: a pattern matches several.
+        DuplicateKeyError: a pattern matches several fields.
 
     Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -188,14 +189,14 @@ class KeyRenamer(FunctionStage[Sample]):
     pairs. Names that start with two underscores, such as ``__key__``, are always kept.
 
     Yields:
-        dict: the metadata, then the renamed fields, in the order of the sample.
+        dict: the metadata, followed by the renamed fields in the order of the sample.
 
     Args:
         source: yields samples.
         pairs: ``(new name, pattern)``, for new names that are not Python identifiers.
         keep_unselected: also keep the fields that no pattern matches.
-        must_match: raise if a rule matches no field of a sample.
-        duplicate_is_error: raise if two fields get the same name; otherwise the first one is used.
+        must_match: raise an error if a rule matches no field of a sample.
+        duplicate_is_error: raise an error if two fields get the same name; otherwise, the first one is used.
         on_error: ``"raise"``; or, to skip the sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
         new: the pattern for each new name.
 

@@ -1,4 +1,4 @@
-"""Stages that group members into samples: the base class, which records the position in the shards, and one for tar."""
+"""Stages that group members into samples: the base class, which records the position in shards, and one for tar."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from wds_datapipes.types import Member, Sample
 
 
 class PositionedSamples(SnapshotStage[Sample]):
-    """Base class of stages that yield the samples of shards, one for each group of members or for each record."""
+    """Base class of stages that yield the samples of shards, one for each group of members or each record."""
 
     has_position = True
     can_reshard = True
@@ -42,37 +42,37 @@ class PositionedSamples(SnapshotStage[Sample]):
         self._share: ShardShare | None = None
         self._listings: OpaqueValue[list[ShardOrder]] = OpaqueValue([])  # hidden: torch would treat them as sources
         self._listed: list[Seen] = []
-        self._listed_at = -1  # the value of ShardOrder.changes at which _listed was read
+        self._listed_at = -1  # the value of ShardOrder.changes when _listed was read
 
     @property
     def shard_reader(self) -> ShardReadingStage[Any] | None:
-        """The stage that reads the shards, this one or the one before; None if it is another one."""
+        """The stage that reads the shards, if it is this stage or the one before; otherwise None."""
         raise NotImplementedError
 
     def _make_grouping(self) -> SampleGrouping | RecordGrouping:
-        """Return what makes samples of the items of shards."""
+        """Return the object that turns the items of shards into samples."""
         raise NotImplementedError
 
     def _read_shards(self, resume: Resume) -> Iterator[ShardMembers]:
-        """Yield the part of the shards that remains to be read, with their items."""
+        """Yield the part of the shards that is still to be read, with their items."""
         raise NotImplementedError
 
     def position_reader(self) -> Callable[[], SamplePosition]:
-        """Return a function that returns the position of the sample that was yielded last."""
+        """Return a function that returns the position of the last sample yielded."""
         return lambda: SamplePosition(*self._progress.last)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the position of the next sample: the index of its shard in this instance, its offset, and its key.
 
-        The key is "" if it is unknown. If the rest of the epoch was resharded, shards are counted across all instances,
-        and ``"dealt"`` is the share of this one. If several shards are open, ``"open"`` lists the next position in
-        each, in the order of their turns, and ``"next"`` is the next shard that was not opened. ``"listed"`` identifies
-        the list of shards, if a loader has inserted a `ShardOrder`.
+        The key is "" if unknown. If the rest of the epoch was resharded, shards are counted across all instances, and
+        ``"dealt"`` is the share of this instance. If several shards are open, ``"open"`` lists the next position in
+        each, in the order of their turns, and ``"next"`` is the next unopened shard. ``"listed"`` identifies the list
+        of shards if a loader has inserted a `ShardOrder`.
         """
         resume, progress = self._loaded, self._progress
         if resume is None:
             following, share = progress.resume_position(), self._share
-        else:  # loaded, and not started
+        else:  # loaded, but not started
             following, share = resume.next, resume.share
         state: dict[str, Any] = {"next": following}
         if positions := progress.open if resume is None else resume.open:
@@ -93,15 +93,15 @@ class PositionedSamples(SnapshotStage[Sample]):
         return self._listed
 
     def check_position(self) -> None:
-        """Make sure that this stage knows the position of each item in the shards.
+        """Check that this stage knows the position of each item in the shards.
 
         Raises:
-            StateError: it does not, or the list of shards cannot be reproduced from its seeds.
+            StateError: this is not the case, or the list of shards cannot be reproduced from its seeds.
         """
         reader = self.shard_reader
         if reader is None:
             raise StateError(
-                "group_samples can determine its position only directly after load_wds_shards, but here it comes after "
+                "group_samples can determine its position only directly after load_wds_shards, but it comes after "
                 f"{type(self.source).__name__}"
             )
         check_shard_list(reader.source)
@@ -119,10 +119,10 @@ class PositionedSamples(SnapshotStage[Sample]):
         self._listed = [*state.get("listed", ())]
 
     def check_resharding(self) -> None:
-        """Make sure that the list of shards can be read before it is split.
+        """Check that the list of shards can be read before it is split.
 
         Raises:
-            StateError: it cannot.
+            StateError: it cannot be read.
         """
         super().check_resharding()
         if (reader := self.shard_reader) is not None:
@@ -161,7 +161,7 @@ class SampleGrouper(PositionedSamples):
 
     A file's name is split at the first dot of its base name: ``train/0001.seg.png`` is the field ``seg.png`` of the
     sample ``train/0001``. Hidden files, files without a dot and files below a folder such as ``__meta__`` are ignored.
-    The end of a shard always ends a sample; the last sample of a truncated shard is not yielded, since a field may be
+    The end of a shard always ends a sample. The last sample of a truncated shard is not yielded, because a field may be
     missing.
 
     Yields:
@@ -170,11 +170,11 @@ class SampleGrouper(PositionedSamples):
 
     Args:
         source: yields `Member`.
-        key_rule: splits a name into ``(key, field)``, or returns ``None`` to ignore the file: `first_dot`, `last_dot`
-            or another function.
-        fields: the fields to keep; samples without any of them are not yielded, and a warning says at the end of a
-            pass that no sample had any. By default all fields.
-        lowercase: convert the names of fields to lower case.
+        key_rule: a function that splits a name into ``(key, field)``, or returns ``None`` to ignore the file, such as
+            `first_dot` or `last_dot`.
+        fields: the fields to keep. Samples with none of them are not yielded; if no sample of a pass has any, there is
+            a warning at its end. By default, all fields.
+        lowercase: convert field names to lower case.
         on_duplicate: what to do if a field occurs twice in a sample: ``"raise"``, or keep the ``"first"`` or
             ``"last"``.
         on_repeated_key: what to do if files with the same key are not adjacent in a shard: ``"warn"`` once and yield
@@ -182,7 +182,7 @@ class SampleGrouper(PositionedSamples):
         on_error: ``"raise"``; or, to skip the whole sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
 
     Raises:
-        EmptySourceError: a stage restarts this one repeatedly, but no item leaves the pipeline.
+        EmptySourceError: a stage restarts this stage repeatedly, but no item leaves the pipeline.
         DuplicateKeyError: a field occurs twice in a sample; or files with the same key are not adjacent, and
             ``on_repeated_key`` is ``"raise"``.
 
@@ -234,6 +234,6 @@ class SampleGrouper(PositionedSamples):
         )
 
     def _read_shards(self, resume: Resume) -> Iterator[ShardMembers]:
-        # torch's hook around each member would take a tenth of the time for small samples.
+        # For small samples, torch's hook around each member would take a tenth of the time.
         reader = self.shard_reader
         return split_by_shard(self.source) if reader is None else iter(reader.open_reader(resume))

@@ -1,4 +1,4 @@
-"""The source that reads samples by their indexes."""
+"""The source that reads samples by index."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from wds_datapipes.shards.position import SamplePosition
 from wds_datapipes.types import Sample
 from wds_datapipes.user_warnings import warn_user
 
-#: With more samples to sort for each one that is yielded, there is a warning: 256 take about 0.1 ms.
+#: The stage warns if it must sort more samples than this for each one that it yields; sorting 256 takes about 0.1 ms.
 MANY_SORTED = 256
 
 Shards: TypeAlias = "Manifest | str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
@@ -65,64 +65,68 @@ class IndexedDataset(MapDataPipe[Sample]):
 
 
 class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample]):
-    """Read samples by their indexes, in one global order, with equal batches on every rank and an exact length.
+    """Read samples by index in one global order, with equal batches on every rank and an exact length.
 
-    The order of an epoch depends only on the epoch's seed, which the loader gives to all ranks and workers, and on the
-    sizes of the shards. With a ``global_batch_size`` of n, global batch t consists of the samples at
-    ``[t * n, (t + 1) * n)`` in that order; each rank takes its part of every batch, and its workers take turns. So the
-    global batches are the same for any number of ranks and workers, and every rank has equally many: put
-    ``.batch(n // ranks)`` after this stage, with no stage in between that drops samples. The stage splits the data by
-    itself, so the pipeline has no ``.sharding_filter()``.
+    The order of an epoch depends only on the sizes of the shards and the epoch's seed, which the loader passes to all
+    ranks and workers. With a ``global_batch_size`` of n, global batch t consists of the samples at ``[t * n, (t + 1) *
+    n)`` in that order; each rank takes its part of every batch, and its workers take turns. The global batches are
+    therefore the same for any number of ranks and workers, and every rank has the same number of them: put ``.batch(n
+    // ranks)`` after this stage, with no stage in between that drops samples. The stage splits the data itself, so the
+    pipeline has no ``.sharding_filter()``.
 
-    The shards must be uncompressed, and local or in a store with range requests. A bounded number is open at a time.
+    The shards must be uncompressed, and either local or in a store that supports range requests. A bounded number of
+    them is open at a time.
 
     Yields:
         dict[str, bytes]: the samples, as from ``.group_samples()``. With ``remainder="pad"``, each also has the field
-        ``__padding__``, a ``bool``: whether it only fills up the last batch.
+        ``__padding__``, a ``bool`` that is true if the sample only pads the last batch.
 
     Args:
-        shards: a `Manifest`, which costs no access to any shard; or a pattern or an iterable of URLs, whose indexes are
-            read; or a mapping from names to several of these datasets, which are mixed.
-        order: ``"global"`` shuffles all samples; ``"window"`` shuffles the shards, and then the samples of some shards
+        shards: a `Manifest`, which requires no access to any shard; a pattern or an iterable of URLs, whose indexes are
+            read; or a mapping from names to such datasets, which are mixed.
+        order: ``"global"`` shuffles all samples; ``"window"`` shuffles the shards, and then the samples of a few shards
             at a time, which suits remote shards and disks; ``"sequential"`` keeps the order.
-        global_batch_size: the number of samples in a batch of all ranks together; by default, one per rank. Loaders
-            compare it with the ``.batch()`` after this stage.
-        lanes: divide the dataset into this many equal parts, the same in every epoch and run. Each global batch has
-            the same number of samples from each lane, in the same places, so a rank reads only the shards of its own
-            lanes if the number of ranks divides the number of lanes. Each lane is shuffled separately. Choose a divisor
-            of ``global_batch_size`` that is at least as large as the largest number of ranks you expect.
-        remainder: the samples after the last whole batch: ``"drop"`` them; ``"pad"`` the batch with the first samples
-            of the epoch, or of each lane, and mark these by ``__padding__``, which ``.to_tuple()`` keeps only if it is
-            named; or ``"keep"`` them, which divides them between the ranks, so that some may lack a batch.
-        fields: the fields to read; by default all. The data of others is not read.
-        select: the samples to read; by default all. A slice; an array of numbers in the order of the shards, in which
-            a number that is repeated is read as often; a mask with a Boolean for each sample; or a function that
-            returns such numbers or a mask for the `ShardIndex` of one shard. The samples stay in the order of the
-            shards, and other arguments and ``len()`` refer to the selected ones. With several datasets, a function, or
-            a mapping from their names.
-        weights: the relative frequencies of the datasets, by name, which are exact in every period of a few samples
-            (integers and decimal fractions) and in every epoch. A dataset whose samples have all been read is read
-            again in another order; the next epoch continues where this one ends. One of weight 0 is not read. Without
-            weights, an epoch has each sample once. Or a schedule, a list of points: ``(step, weights)`` for weights
-            from a step of the run on, which is a global batch, and ``(step, weights, "linear")`` if they change
-            linearly up to there since the point before. The first point is step 0. A loader with a seed counts steps.
-        join: another dataset, or a list of several, whose fields are added to the samples with the same keys; a `Join`
-            says what to do with samples that have no counterpart in it, which is an error by default.
-        on_error: ``"raise"``; or, if a sample cannot be read, ``"warn"``, ``"skip"`` or an `ErrorBudget`, to count it
-            and read another sample of the epoch, marked by ``__padding__``, in its place, so that batches stay equal.
-            With ``remainder="keep"``, it is skipped. A handler that returns False ends the epoch of this instance.
-        epoch: the number of samples in an epoch, samples to leave out, batches of similar length, and the width of
+        global_batch_size: the number of samples in a batch over all ranks; by default, one per rank. Loaders check it
+            against the ``.batch()`` after this stage.
+        lanes: the number of equal parts into which the dataset is divided, the same in every epoch and run. Each global
+            batch has the same number of samples from each lane, in the same places. If the number of ranks divides the
+            number of lanes, a rank therefore reads only the shards of its own lanes. Each lane is shuffled separately.
+            Choose a divisor of ``global_batch_size`` that is at least as large as the largest number of ranks you
+            expect.
+        remainder: what to do with the samples after the last whole batch: ``"drop"`` them; ``"pad"`` the batch with the
+            first samples of the epoch, or of each lane, marked by ``__padding__``, which ``.to_tuple()`` keeps only if
+            it is named; or ``"keep"`` them and divide them between the ranks, some of which may then lack a batch.
+        fields: the fields to read; by default, all. The data of other fields is not read.
+        select: the samples to read; by default, all. A slice; an array of sample numbers in the order of the shards,
+            where repeated numbers are read repeatedly; a mask with a Boolean for each sample; or a function that
+            returns such numbers or a mask for the `ShardIndex` of a shard. The samples stay in the order of the shards,
+            and other arguments and ``len()`` refer to the selected ones. For several datasets, pass a function, or a
+            mapping from their names.
+        weights: the relative frequencies of the datasets, by name. They are exact in every period of a few samples (for
+            integers and decimal fractions) and in every epoch. When all samples of a dataset have been read, it is read
+            again in a different order; the next epoch continues where this one ends. A dataset of weight 0 is not read.
+            Without weights, an epoch has each sample once. The weights may also be a schedule, a list of points:
+            ``(step, weights)`` sets the weights from a step of the run on, and ``(step, weights, "linear")`` changes
+            them linearly from the previous point up to the step. A step is a global batch; the first point is step 0.
+            Only a loader with a seed counts steps.
+        join: another dataset, or a list of several, whose fields are added to the samples with the same keys. A `Join`
+            says what to do with samples that have no counterpart; by default, they are an error.
+        on_error: what to do if a sample cannot be read: ``"raise"``; or ``"warn"``, ``"skip"`` or an `ErrorBudget`, to
+            count it and to read another sample of the epoch, marked by ``__padding__``, in its place, so that batches
+            stay equal. With ``remainder="keep"``, it is skipped instead. A handler that returns False ends the epoch of
+            this instance.
+        epoch: the number of samples in an epoch, samples to exclude, batches of similar length, and the width of
             ``order="window"``.
-        access: where the indexes are, how shards are opened, copies of them, and the options of their store.
+        access: the location of the indexes, how shards are opened and cached, and the options of their store.
 
     Raises:
-        EmptySourceError: there are no samples, none is selected, all are left out, a dataset with a positive weight has
-            none, or there are fewer than a whole batch, and ``remainder`` is ``"drop"``.
-        IndexError: ``select`` has the number of a sample that does not exist.
-        MisalignedShardsError: samples have no counterpart in a joined dataset, which must have one for each.
+        EmptySourceError: there are no samples, none is selected, all are excluded, a dataset with a positive weight has
+            none, or ``remainder`` is ``"drop"`` and there is less than a whole batch.
+        IndexError: ``select`` contains the number of a sample that does not exist.
+        MisalignedShardsError: samples have no counterpart in a joined dataset, although each must have one.
         DuplicateKeyError: two samples of a joined dataset have the same key, or two datasets the same field.
         ValueError: an argument is invalid; the ranks cannot share a batch evenly; or ``cache_bytes`` is less than the
-            shards take that are read at a time: a window, or for ``"global"`` all of a lane.
+            size of the shards that are read at a time: a window, or, for ``"global"``, a whole lane.
         SidecarError: an index is missing, stale or damaged, or its shard is compressed.
         ShardError: a shard cannot be read.
         ChangedShardError: a shard has changed since it was indexed.
@@ -169,19 +173,19 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         check_fields(fields)
         lanes = check_integer("lanes", lanes, 1)
         if epoch.bucket_by is not None and global_batch_size is None:
-            raise ValueError("bucket_by makes batches of samples of similar length, and needs their global_batch_size")
+            raise ValueError("bucket_by makes batches of samples of similar length, so it needs a global_batch_size")
         self.order = order
         self.global_batch_size = global_batch_size
         self.lanes = lanes
         self.remainder = remainder
-        self.epoch = replace(epoch, exclude=None)  # which is not part of the order
+        self.epoch = replace(epoch, exclude=None)  # exclusions do not affect the order
         self.fields = fields
         self.on_error = on_error
         self.groups: Groups = {}
         self._shuffles = True
         self._done, self._rest, self._position = 0, WHOLE_EPOCH, -1
         if isinstance(shards, Mapping) and not all(isinstance(name, str) and name for name in shards):
-            raise ValueError(f"the datasets of a mixture need names that are not empty, not {list(shards)!r:.200}")
+            raise ValueError(f"the datasets of a mixture need nonempty names, not {list(shards)!r:.200}")
         datasets = shards if isinstance(shards, Mapping) else {"": shards}
         listed = [join] if isinstance(join, str | os.PathLike | Manifest | Join) else join
         joined = [each if isinstance(each, Join) else Join(each) for each in listed]
@@ -208,18 +212,19 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         for name in used if self.weights else ():
             if not counts[name]:
                 raise EmptySourceError(
-                    f"The dataset {name!r} has a positive weight, and no samples, or none is selected. Leave it out, "
-                    "or set its weight to 0"
+                    f"The dataset {name!r} has a positive weight, but no samples, or none is selected. Remove it, or "
+                    "set its weight to 0"
                 )
         count = epoch.samples or sum(counts[name] for name in used)
         check_lanes(lanes, global_batch_size, count)
         if epoch.samples and weights is None:
             points = [(0, {"": 1})]
         is_mixed = weights is not None or epoch.samples is not None
-        count -= count % lanes if is_mixed else 0  # so that all lanes go on alike from epoch to epoch
+        count -= count % lanes if is_mixed else 0  # all lanes advance equally per epoch
         facts = {name: (part.stop - part.start, counts[name]) for name, part in parts.items()}
         self._own_phase = Phase(count, global_batch_size or 1, facts, points if is_mixed else None)
-        #: The phases of the run, the seed of its first epoch, and the seed of its order with the number of the epoch.
+        #: The phases of the run, the seed of its first epoch, and the seed of its order together with the number of the
+        #: epoch.
         self.plan, self._first, self.place = self.plan_of([self._own_phase]), -1, (0, 0)
 
     def set_shuffle(self, shuffle: bool = True) -> IndexedSamples:
@@ -233,11 +238,11 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         return self._shards
 
     def exclude(self, exclusions: Exclusions) -> None:
-        """Leave out other samples from the next iteration on."""
+        """Exclude other samples from the next iteration on."""
         self.exclusions, self._shards = exclusions, self._shards.excluding(exclusions)
 
     def map_style(self) -> IndexedDataset:
-        """Return a map-style dataset of all samples in the order of the shards, for torch's samplers."""
+        """Return a map-style dataset of all samples, in the order of the shards, for torch's samplers."""
         return IndexedDataset(self._shards)
 
     def __getitem__(self, number: int) -> Sample:
@@ -248,7 +253,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         """Return the number of samples of an epoch in this process."""
         if self.remainder == "keep" and (self.on_error != "raise" or self.exclusions):
             what = "exclude=" if self.exclusions else f"on_error={self.on_error!r}"
-            raise TypeError(f"IndexedSamples has no length, since {what} may skip samples")
+            raise TypeError(f"IndexedSamples has no length, because {what} may skip samples")
         return len(self._share())
 
     def __iter__(self) -> Iterator[Sample]:
@@ -280,9 +285,10 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         policy.finish()
 
     def _positions(self, readers: Sequence[DatasetReader], share: BatchShare, done: int) -> Iterator[Numbers]:
-        """Yield the positions that remain to be read; before their end, open the first shards of the next epoch.
+        """Yield the positions that are still to be read; before they end, open the first shards of the next epoch.
 
-        That is when the last window of each lane is half read, as other processes may still open its first shards.
+        This happens when the last window of each lane is half read, because other processes may still open its first
+        shards.
         """
         left, seed = len(share) - done, self.next_seed
         part = self.epoch.window_shards * self.lanes / len(self._shards.sizes) if self.order == "window" else 0
@@ -295,29 +301,29 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
                 seed = None
 
     def _warn_of_costs(self) -> None:
-        """Warn if a worker sorts far more samples by length than it yields, or reads from more shards than are open."""
+        """Warn if a worker sorts far more samples than it yields, or reads from more shards than it keeps open."""
         ranks, _, workers, _ = self._instance()
         others = ranks * workers // self.lanes
         if self._shards.lengths is not None and others >= MANY_SORTED and ranks > self.lanes:
             warn_user(
                 f"bucket_by sorts whole windows of a lane. With lanes={self.lanes}, a worker of {ranks} ranks sorts "
-                f"some {others} samples for each one that it yields, which takes about {others / 2000:.1f} ms. Choose "
+                f"about {others} samples for each one that it yields, which takes about {others / 2000:.1f} ms. Choose "
                 f"at least lanes={ranks}"
             )
         lanes, most = -(-self.lanes // ranks), self._shards.most_open
         shards = lanes * min(self.epoch.window_shards, len(self._shards.sizes) // self.lanes + 1)
         if self.lanes > 1 and self.order == "window" and shards > most:
             warn_user(
-                f"Each rank has {lanes} of {self.lanes} lanes, so its batches have samples of {shards} shards, and "
-                f"each of its workers keeps {most} open: most samples open a shard again. Choose smaller windows by "
+                f"Each rank has {lanes} of {self.lanes} lanes, so its batches have samples of {shards} shards, but "
+                f"each of its workers keeps {most} open: most samples open a shard again. Choose smaller windows with "
                 f"EpochOptions(window_shards=), fewer lanes, or AccessOptions(open_shards={shards})"
             )
 
     def order_of_epoch(self, *, following: bool = False) -> LaneOrder:
-        """Return the order of the epoch whose seed was set last, or of the following one, whose seed is known.
+        """Return the order of the epoch whose seed was set last, or of the following one, if its seed is known.
 
         Raises:
-            RuntimeError: weights change by step, and the loader does not count them.
+            RuntimeError: weights change by step, but the loader does not count steps.
         """
         order = self.order if self._shuffles else "sequential"
         if following:
@@ -328,7 +334,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
                 self.load_phases([], -1, 0)
             if known is None and len(self.weights or ()) > 1:
                 raise RuntimeError(
-                    "The weights change by step, and this loader does not count the steps of a run. Use "
+                    "The weights change by step, but this loader does not count the steps of a run. Use "
                     "StatefulShards, or DataLoader2 with ShardReadingService and a seed"
                 )
             place = self.place = (seed, 0) if known is None else known[:2]
@@ -337,7 +343,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
 
     @property
     def _count(self) -> int:
-        """The number of samples in the epoch that was begun last."""
+        """The number of samples in the latest epoch."""
         return self.plan.phase_of(self.place[1]).count
 
     def plan_of(self, phases: Sequence[Phase]) -> PhasePlan:
@@ -345,14 +351,14 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         return PhasePlan(phases, self.lanes, drops=self.remainder == "drop")
 
     def first_phase(self) -> dict[str, Any]:
-        """Return the record of the first phase of a run with this pipeline."""
+        """Return the record of the first phase of a run that begins with this pipeline."""
         return record_of(self._described_phase())
 
     def load_phases(self, records: Sequence[Mapping[str, Any]], first: int, epoch: int) -> None:
         """Continue the phases of a run.
 
         Args:
-            records: the records in its state; none if a run begins with this pipeline.
+            records: the records in its state; empty if a run begins with this pipeline.
             first: the seed of its first epoch.
             epoch: the epoch in which it resumes.
         """
@@ -368,7 +374,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
             position: the position in the epoch.
 
         Raises:
-            StateError: it would repeat or lose samples.
+            StateError: the phase would repeat or lose samples.
         """
         plan = self.plan_of(phases_in(records))
         own = replace(self._described_phase(), epoch=epoch, start=position, step=plan.step_at(epoch, position))
@@ -377,8 +383,8 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
             check_amendment(plan, own, self._shards.digest_of)
             if self.global_batch_size is None or (position and self._shards.lengths is not None):
                 raise StateError(
-                    "The datasets, weights and batches of a run can be amended if it has a global_batch_size, and with "
-                    "bucket_by at the end of an epoch only"
+                    "The datasets, weights and batches of a run can be amended only if it has a global_batch_size and, "
+                    "with bucket_by, only at the end of an epoch"
                 )
         return record
 
@@ -405,7 +411,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         )
 
     def batch_of(self, ranks: int) -> int:
-        """Return the number of samples in a batch of all ranks together, in the last phase up to this epoch."""
+        """Return the number of samples in a batch over all ranks, in the last phase up to this epoch."""
         phase = [each for each in self.plan.phases if each.epoch <= self.place[1]][-1]
         return ranks if self.global_batch_size is None else phase.batch
 
@@ -413,12 +419,12 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         """Return the positions in the epoch of the samples of a global batch on each rank.
 
         Args:
-            number: the number of the batch in the epoch, or in the rest of one.
+            number: the number of the batch in the epoch, or in the rest of an epoch.
             ranks: the number of ranks.
-            rest: the rest of the epoch, if other ranks or workers have begun it.
+            rest: the rest of the epoch, if a different number of ranks or workers has begun it.
             batch: the number of samples in a batch.
         """
-        ranks = 1 if batch % ranks else ranks  # an earlier phase had others
+        ranks = 1 if batch % ranks else ranks  # an earlier phase had other ranks
         shares = [
             BatchShare(self._count, batch, self.remainder, ranks, rank, rest=rest, lanes=self.lanes)
             for rank in range(ranks)
@@ -426,11 +432,11 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         return [np.concatenate([*share.positions(number * share.size, number + 1)]) for share in shares]
 
     def position_reader(self) -> Callable[[], SamplePosition]:
-        """Return a function that returns the position of the sample that was yielded last."""
+        """Return a function that returns the position of the last sample yielded."""
         return lambda: SamplePosition(0, self._position, self._position + 1)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return how many samples this instance has yielded in the epoch, and the number of ranks that share it."""
+        """Return the number of samples that this instance has yielded in the epoch, and the number of ranks."""
         done, rest, _ = self._loaded or (self._done, self._rest, ())
         state: dict[str, Any] = {"passed": done, "ranks": self._instance()[0]}
         if rest != WHOLE_EPOCH:
@@ -441,21 +447,21 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         """Load a state, from which the next iteration resumes.
 
         Args:
-            state: the result of `state_dict`; or ``{}`` if only the samples of ``again`` remain.
-            again: the positions of samples that later stages have buffered, which are yielded first.
+            state: the result of `state_dict`, or ``{}`` if only the samples of ``again`` remain.
+            again: the positions of samples that later stages have buffered; they are yielded first.
         """
         rest = RestOfEpoch.from_state(state.get("rest"))
         self._loaded = state.get("passed", 0), rest, tuple(sorted(position.start for position in again))
 
     def is_alike_on_ranks(self, state: Mapping[str, Any], ranks: int, workers: int, worker: int) -> bool:
-        """Whether a state is that of the same worker on every rank: the position in the epoch determines it."""
+        """Whether the same worker on every rank has this state; the position in the epoch determines it."""
         share = self._share_of(ranks, 0, workers, worker, RestOfEpoch.from_state(state.get("rest")))
         return share.is_alike_on_ranks(state["passed"])
 
     def reshard_states(self, resharding: Resharding) -> list[dict[str, Any]]:
-        """Return the states from which a different number of instances resumes: all share the rest of the epoch."""
+        """Return the states from which a different number of instances resumes; they share the rest of the epoch."""
         known = [state or {} for state in resharding.states]
-        # An instance that has not begun does not know it, and nothing depends on it if none has.
+        # An instance that has not begun does not know the number. If none has begun, nothing depends on it.
         ranks = next((state["ranks"] for state in known if state.get("passed")), 1)
         rest = RestOfEpoch.from_state(next((state["rest"] for state in known if "rest" in state), None))
         shares = [

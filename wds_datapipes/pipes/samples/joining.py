@@ -18,20 +18,20 @@ from wds_datapipes.types import Sample
 class Associator(FunctionStage[Sample]):
     """Add fields from a table, looked up by a sample's key or shard (functional name: ``associate``).
 
-    Added fields replace fields of the same name, except ``__key__``, ``__url__``, ``__local_path__`` and
+    Added fields replace fields with the same name, except ``__key__``, ``__url__``, ``__local_path__`` and
     ``__padding__``.
 
     Yields:
-        dict: a new one, with the fields of the sample and those of the table.
+        dict: a new dict with the fields of the sample and those from the table.
 
     Args:
         source: yields samples.
-        table: a mapping from ``__key__`` to a dict of fields; or a function of the key that returns such a dict, or
-            None. Each worker process has a copy of the table; for a large one, use a function that queries a file or a
+        table: a mapping from ``__key__`` to a dict of fields, or a function of the key that returns such a dict or
+            None. Each worker process has a copy of the table; if it is large, use a function that queries a file or a
             database.
         by: the field to look up instead of ``__key__``, such as ``"__url__"`` for metadata of whole shards.
-        missing: what to do with a sample without an entry: ``"raise"``; ``"keep"`` it unchanged; or ``"skip"`` it,
-            which is neither an error nor reported.
+        missing: what to do with a sample without an entry: ``"raise"`` an error, ``"keep"`` it unchanged, or silently
+            ``"skip"`` it.
         on_error: ``"raise"``; or, to skip the sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
 
     Raises:

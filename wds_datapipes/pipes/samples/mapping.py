@@ -1,4 +1,4 @@
-"""Stages whose items come from the user's functions: of samples, of fields, or of the whole stream."""
+"""Stages that apply the user's functions to samples, to fields, or to the whole stream."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class MockSamples(EngineStage[Any]):
-    """Generate synthetic samples, to test or benchmark a pipeline without its data.
+    """Generate synthetic samples to test or benchmark a pipeline without data.
 
-    Every worker generates all of them, unless ``.sharding_filter()`` splits them.
+    Every worker generates all samples, unless ``.sharding_filter()`` splits them.
 
     Yields:
-        Any: ``length`` deep copies of ``sample``, so that changes to one do not affect the others; or the results of
-        the function.
+        Any: ``length`` deep copies of ``sample``, so that changes to one do not affect the others, or the results of
+            the function.
 
     Args:
         sample: a sample, or a function from the index of a sample to the sample.
@@ -61,7 +61,7 @@ class MockSamples(EngineStage[Any]):
             try:
                 sample = self.sample(number)
             except Exception as error:
-                note(error, f"MockSamples called its function for the sample {number}")
+                note(error, f"MockSamples called its function for sample {number}")
                 raise
             yield sample
 
@@ -73,10 +73,9 @@ class MockSamples(EngineStage[Any]):
 class SampleMapper(FunctionStage[Any]):
     """Apply a function to whole samples (functional name: ``map_samples``).
 
-    It differs from torch's ``.map()`` in three points: a sample is skipped if the function returns None; an error names
-    the sample's key and shard, and can be skipped by ``on_error``; and if the function takes a sample and returns a
-    dict, the dict keeps the sample's ``__key__``, ``__url__``, ``__local_path__`` and ``__padding__``, unless it sets
-    its own.
+    It differs from torch's ``.map()`` in three ways: a sample is skipped if the function returns None; an error names
+    the sample's key and shard, and ``on_error`` can skip it; and if the function takes a sample and returns a dict, the
+    dict keeps the sample's ``__key__``, ``__url__``, ``__local_path__`` and ``__padding__``, unless it has its own.
 
     Yields:
         Any: the results of the function.
@@ -103,10 +102,10 @@ class SampleMapper(FunctionStage[Any]):
 
 
 class SeedingStage(SeededStage, FunctionStage[T_co]):
-    """Base class of stages whose function gets a seed for each sample, the same in every process and order.
+    """Base class of stages whose function gets a seed for each sample that is independent of process and order.
 
     Attributes:
-        seeded_by: a name: stages with other names draw other numbers for the same sample.
+        seeded_by: a name; stages with different names draw different numbers for the same sample.
     """
 
     shares_seed = True
@@ -114,11 +113,11 @@ class SeedingStage(SeededStage, FunctionStage[T_co]):
     _own_seed = 0
 
     def reset(self) -> None:
-        """Start an epoch, with the seed that was set for it or one from torch's generator."""
+        """Start an epoch with the seed that was set for it, or one from torch's generator."""
         self._own_seed = self.take_seed()
 
     def function_options(self) -> dict[str, Any]:
-        """Return the arguments of the function in the iteration that begins."""
+        """Return the arguments of the function for the iteration that begins."""
         instance = find_rank_and_worker(self)
         seeds = SampleSeeds(
             self.seeded_by,
@@ -134,10 +133,11 @@ class SeedingStage(SeededStage, FunctionStage[T_co]):
 class RngSampleMapper(SeedingStage[Any]):
     """Apply a function with a seeded random generator to each sample (functional name: ``map_samples_with_rng``).
 
-    The function receives a sample and a ``random.Random``, seeded by the loader's seed, the epoch, and the sample's
-    ``__url__`` and ``__key__``. So the random numbers of a sample do not depend on the process, the order, or whether
-    the run was resumed. If shards may occur more than once, as with ``.resample_wds_shards()``, and for items that are
-    not samples, the seed derives from rank, worker and position instead, so that each copy gets its own numbers.
+    The function receives a sample and a ``random.Random`` whose seed derives from the loader's seed, the epoch, and the
+    sample's ``__url__`` and ``__key__``. The random numbers of a sample therefore do not depend on the process, the
+    order, or whether the run was resumed. If shards may occur more than once, as with ``.resample_wds_shards()``, or if
+    items are not samples, the seed derives from rank, worker and position instead, so that each copy gets its own
+    numbers.
 
     The generator is reused for the next sample: do not store it. Seed the generators of other libraries from it::
 
@@ -147,11 +147,12 @@ class RngSampleMapper(SeedingStage[Any]):
             torch.manual_seed(rng.getrandbits(63))  # torch's global generator, for torchvision's transforms
             ...
 
-    Put it before ``.with_epoch()``: after it, a sample that is repeated within an epoch gets the same numbers.
+    Put this stage before ``.with_epoch()``, because after it, a sample that is repeated within an epoch gets the same
+    numbers.
 
     Yields:
-        Any: the results of the function, except ``None``. A dict keeps ``__key__``, ``__url__``, ``__local_path__`` and
-        ``__padding__`` of its sample, unless it sets its own.
+        Any: the results of the function, except ``None``. A dict keeps the ``__key__``, ``__url__``, ``__local_path__``
+            and ``__padding__`` of its sample, unless it has its own.
 
     Args:
         source: yields samples, or anything else.
@@ -184,7 +185,7 @@ class DictMapper(FunctionStage[Sample]):
     """Apply functions to fields by name (functional name: ``map_dict``).
 
     Yields:
-        dict: a new one for each sample; the sample itself is unchanged.
+        dict: a new dict for each sample; the sample itself is unchanged.
 
     Args:
         source: yields samples.
@@ -218,11 +219,11 @@ class TupleMapper(FunctionStage[tuple[Any, ...]]):
     """Apply functions to the elements of tuples by position (functional name: ``map_tuple``).
 
     Yields:
-        tuple: a new one for each tuple or list.
+        tuple: a new tuple for each tuple or list.
 
     Args:
         source: yields tuples or lists.
-        by_position: one function for each element, from the first; ``None`` leaves the element unchanged.
+        by_position: one function for each element, starting with the first; ``None`` leaves the element unchanged.
         on_error: ``"raise"``; or, to skip the tuple, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
 
     Raises:
@@ -251,10 +252,10 @@ class TupleMapper(FunctionStage[tuple[Any, ...]]):
 class StreamComposer(EngineStage[Any]):
     """Apply a function to the whole stream of items (functional name: ``compose``).
 
-    A custom stage can be written as a generator function of an iterator: it may yield several items for one, skip
-    items, or combine adjacent ones. It is called once per epoch, and closed if the epoch is abandoned.
+    This turns a generator function of an iterator into a stage: it may yield several items for one, skip items, or
+    combine adjacent ones. It is called once per epoch, and closed if the epoch is abandoned.
 
-    A pipeline with this stage resumes by replay, since the function may store earlier items.
+    A pipeline with this stage resumes by replay, because the function may store earlier items.
 
     Yields:
         Any: the items of the last function.

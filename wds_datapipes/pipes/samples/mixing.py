@@ -24,12 +24,12 @@ from wds_datapipes.shards.position import SamplePosition
 class SampleMixer(SeededStage, SnapshotStage[Any]):
     """Mix this source with others (functional name: ``mix_samples``).
 
-    The sources must be separate pipelines, up to their lists of shards: torch allows only one reader of a stage. If two
-    of them share a stage, use ``.fork()`` after it. The order is deterministic for the seed of the loader.
+    The sources must be separate pipelines, including their lists of shards, because torch allows only one reader per
+    stage. If two of them share a stage, use ``.fork()`` after it. The seed of the loader determines the order.
 
-    A source without a shard for a worker is at its end immediately. So with fewer shards than workers, do not use
-    ``stop="first"``. With ``stop="never"``, the assignment of shards rotates between the workers whenever a source
-    restarts, so that each worker gets the data of all.
+    A source without a shard for a worker ends immediately in that worker, so do not use ``stop="first"`` with fewer
+    shards than workers. With ``stop="never"``, the assignment of shards rotates between the workers whenever a source
+    restarts, so that each worker eventually gets all of the data.
 
     Yields:
         Any: the items of the sources, unchanged.
@@ -37,13 +37,13 @@ class SampleMixer(SeededStage, SnapshotStage[Any]):
     Args:
         source: yields samples, or anything else.
         others: the other sources.
-        weights: the relative frequencies of the sources, starting with that of ``source``. By default the sources take
-            turns. A source of weight 0 is not read.
-        stop: when the epoch ends: when the ``"first"`` source is exhausted; when ``"all"`` are; or ``"never"``: an
-            exhausted source restarts with another seed. Then end the epoch with ``.with_epoch()``.
+        weights: the relative frequencies of the sources, starting with ``source``. By default, the sources take turns.
+            A source of weight 0 is not read.
+        stop: when the epoch ends: when the ``"first"`` source is exhausted, when ``"all"`` are, or ``"never"``, in
+            which case exhausted sources restart with another seed and ``.with_epoch()`` must end the epoch.
 
     Raises:
-        EmptySourceError: a source that restarts yields nothing, several times in a row.
+        EmptySourceError: a source that restarts yields nothing several times in a row.
         RuntimeError: a source that must restart is in another process.
 
     Examples:
@@ -93,7 +93,7 @@ class SampleMixer(SeededStage, SnapshotStage[Any]):
         return self.stop == "all"
 
     def reshard_states(self, rest: Resharding) -> list[dict[str, Any]]:
-        """Return the states from which a different number of instances resumes: that of each source is resharded."""
+        """Return the states from which a different number of instances resumes; each source is resharded separately."""
         resharded = []
         for number, source in enumerate(self.nested_sources()):
 
@@ -107,7 +107,7 @@ class SampleMixer(SeededStage, SnapshotStage[Any]):
         return [{"sources": [{"pass": 0, "state": state} for state in each]} for each in zip(*resharded, strict=True)]
 
     def position_reader(self) -> Callable[[], SamplePosition] | None:
-        """Return a function that returns the position of the item that was yielded last, if all sources have one."""
+        """Return a function that returns the position of the last item yielded, if all sources have positions."""
         known = all(position_reader_of(source) is not None for source in self.nested_sources())
         return self._position if known else None
 
@@ -135,7 +135,7 @@ class SampleMixer(SeededStage, SnapshotStage[Any]):
         """Return the remaining sources, the next turn, the number of draws, and the states of the sources.
 
         Raises:
-            StateError: a stage of a source buffers samples, and has no state.
+            StateError: a stage of a source buffers samples but has no state.
         """
         if self._loaded is not None:
             return dict(self._loaded[0])
@@ -150,17 +150,17 @@ class SampleMixer(SeededStage, SnapshotStage[Any]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:
-        """Load a state, from which the next iteration resumes.
+        """Load a state from which the next iteration resumes.
 
         Args:
-            state: the result of `state_dict`; or ``{}`` if only the samples of ``again`` remain. Without ``"left"``,
-                the mixture starts from its beginning, and its sources from their states.
+            state: the result of `state_dict`, or ``{}`` if only the samples of ``again`` remain. Without ``"left"``,
+                the mixture starts from its beginning, but its sources resume from their states.
             again: the positions of samples that later stages have buffered; they are yielded first.
         """
         self._loaded = state, [*again]
 
     def reset(self) -> None:
-        """Start an epoch, with the seed that was set for it or one from torch's generator."""
+        """Start an epoch with the seed that was set for it, or one from torch's generator."""
         self._own_seed = self.take_seed()
         self._rng.seed(self._own_seed)
 

@@ -13,39 +13,40 @@ from wds_datapipes.pipes.stage import FunctionStage
 from wds_datapipes.shards.directory_queue import After, Select, take_files
 from wds_datapipes.shards.patterns import expand_braces
 
-#: The pattern of the names of archives, plain or compressed.
+#: The pattern of archive names, plain or compressed.
 ARCHIVES = f"*{{{','.join(SHARD_SUFFIXES)}}}"
 
 
 class DirectoryShards(FunctionStage[str]):
-    """Yield shards from a directory as other programs write them.
+    """Yield shards from a directory as soon as other programs have written them.
 
-    A shard is claimed before it is yielded, by moving it to the subdirectory ``.claims``. So all workers, ranks and
-    programs that read the directory share its shards, and no shard is read by two of them; torch rejects an additional
-    ``.sharding_filter()``. The assignment of shards depends on timing.
+    Before a shard is yielded, it is claimed by moving it to the subdirectory ``.claims``. All workers, ranks and
+    programs that read the directory thereby share its shards, and no two of them read the same one; torch rejects an
+    additional ``.sharding_filter()``. The assignment of shards depends on timing.
 
-    A shard counts as read when the next one is requested: put ``.load_wds_shards()`` directly after this stage. If the
-    iteration is abandoned, its shard is returned. If the process dies, another reader returns it, as the system has
-    released its lock (``flock``). A shard that counts as read is never returned, whenever the process dies. Several
-    hosts may share a directory on a file system with locks between hosts, such as NFS 4 and CephFS.
+    A shard counts as read when the next one is requested: put ``.load_wds_shards()`` directly after this stage. If
+    iteration is abandoned, the current shard is returned to the directory. If the process dies, another reader returns
+    it, because the system has released its lock (``flock``). A shard that counts as read is never returned, no matter
+    when the process dies. Several hosts may share a directory on a file system with locks between hosts, such as NFS 4
+    and CephFS.
 
-    A program must write a shard under another name, such as a hidden one, or in another directory of the same file
-    system, and rename it when it is complete. Symbolic links and hidden files are ignored.
+    The writing program must write each shard under another name, such as a hidden one, or in another directory of the
+    same file system, and rename it once it is complete. Symbolic links and hidden files are ignored.
 
     Yields:
-        str: the path of each claimed shard, which ends in the shard's own name.
+        str: the path of each claimed shard, which ends in the shard's original name.
 
     Args:
         path: the directory.
-        pattern: the pattern of the shards' names: ``*``, ``?``, ``[...]`` and braces. By default, all names with the
-            extensions of shards, compressed ones included.
-        select: take the ``"oldest"`` shard next, or a ``"random"`` one.
-        after: what to do with a shard that was read: ``"keep"`` moves it to the subdirectory ``done``; ``"delete"``
-            removes it; ``"return"`` puts it back, to be read again after the others. If the name exists, it is
-            prefixed with a number.
-        poll_s: seconds between two scans of a directory without shards.
-        timeout_s: end after this many seconds without a shard; 0 ends when the directory has no more shards. By default
-            it waits forever.
+        pattern: the pattern of shard names, with ``*``, ``?``, ``[...]`` and braces. By default, it matches all names
+            with the extensions of shards, including compressed ones.
+        select: the shard to take next: the ``"oldest"``, or a ``"random"`` one.
+        after: what to do with a shard after reading: ``"keep"`` moves it to the subdirectory ``done``, ``"delete"``
+            removes it, and ``"return"`` puts it back, to be read again after the others. If the name already exists, it
+            is prefixed with a number.
+        poll_s: the interval between two scans of a directory without shards, in seconds.
+        timeout_s: how long to wait for a shard before iteration ends, in seconds; 0 ends it as soon as the directory
+            has no more shards. By default, the stage waits forever.
 
     Raises:
         SpecError: there is no such directory, or the pattern is invalid.
@@ -78,7 +79,7 @@ class DirectoryShards(FunctionStage[str]):
         timeout_s: float | None = None,
     ) -> None:
         if not Path(path).is_dir():
-            raise SpecError(f"DirectoryShards needs a directory, and there is none at {os.fspath(path)!r}")
+            raise SpecError(f"DirectoryShards needs a directory, but there is none at {os.fspath(path)!r}")
         if not pattern or "/" in pattern:
             raise SpecError(f'pattern must be a pattern of file names, such as "train-*.tar", not {pattern!r}')
         check_choice("select", select, Select)
@@ -92,4 +93,4 @@ class DirectoryShards(FunctionStage[str]):
         super().__init__(self.path, patterns=patterns, select=select, after=after, poll_s=poll_s, timeout_s=timeout_s)
 
     def apply_sharding(self, num_of_instances: int, instance_id: int, sharding_group: object = None) -> None:
-        """Do nothing, since claims split the shards; loaders call this, and reject a second stage that defines it."""
+        """Do nothing, because claims split the shards; loaders call this, and reject a second stage that defines it."""

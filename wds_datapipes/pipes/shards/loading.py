@@ -1,4 +1,4 @@
-"""Stages that open shards: the base class, and the stage that reads the members of tar shards."""
+"""Stages that open shards: the base class, and the stage that reads members of tar shards."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class ShardReadingStage(EngineStage[T_co]):
-    """Base class of stages that open shards; their options tell the format."""
+    """Base class of stages that open shards, whose options determine the format."""
 
     reads_shards = True
     ignored_arguments = frozenset({"options"})
@@ -34,10 +34,10 @@ class ShardReadingStage(EngineStage[T_co]):
     on_error: OnError
 
     def _store(self, source: IterDataPipe[str], options: StreamOptions) -> None:
-        """Store the arguments; the options that determine the items are public, for the fingerprint of the pipeline."""
+        """Store the arguments; options that determine the items become public, for the fingerprint of the pipeline."""
         shuffle_whole_lists(source)
         self.source = source
-        # Not public as a whole: torch prints public attributes in messages, and these may contain credentials.
+        # Not public as a whole: torch prints public attributes in messages, and the options may contain credentials.
         self._options = options
         hidden = {each.name for each in fields(StreamOptions)} - {"open_shards", "on_error"}
         for each in fields(options):
@@ -45,19 +45,19 @@ class ShardReadingStage(EngineStage[T_co]):
                 setattr(self, each.name, getattr(options, each.name))
 
     def open_reader(self, resume: Resume = ALL_SHARDS) -> ShardReader:
-        """Return the shards with their members or records as plain tuples, without torch's hook around each.
+        """Return the shards with their members or records as plain tuples, without torch's hook around each item.
 
         Args:
-            resume: the part of the shards that remains to be read.
+            resume: the part of the shards that is still to be read.
         """
         warn_of_copies(self.source)
         open_shards = self._options.open_shards
         for stage in upstream(self.source) if open_shards > 1 else ():
             if declared(stage).claims_shards:
                 raise RuntimeError(
-                    f"{self._options.stage}(open_shards={open_shards}) requests shards before it has read the earlier "
+                    f"{self._options.stage}(open_shards={open_shards}) requests shards before it has read earlier "
                     f"ones, but {name_of(stage)} counts a shard as read when the next one is requested, and may delete "
-                    "it. Read it with open_shards=1"
+                    "it. Use open_shards=1"
                 )
         source = self.source if resume.share is None else unsplit(self.source)  # the list that the state refers to
         return ShardReader(source, replace(self._options, on_error=self.counted_errors), resume)
@@ -69,8 +69,8 @@ class ShardLoader(ShardReadingStage[Member]):
 
     A shard is a local path, a ``file:`` URL, ``-`` for standard input, ``pipe:`` and a shell command that writes a tar
     archive, a URL with a scheme of `register_opener`, or any URL that fsspec opens. gzip, bzip2, xz and zstd (extra
-    ``zst``) are detected by content. Shards are streamed, and closed at their end, after an error, and when iteration
-    is abandoned.
+    ``zst``) are detected by content. Shards are streamed, and are closed at their end, after an error, and when
+    iteration is abandoned.
 
     Yields:
         Member: ``(shard, name: str, data: bytes, offset: int)`` of each regular file, in the order of the archive, with
@@ -79,32 +79,33 @@ class ShardLoader(ShardReadingStage[Member]):
 
     Args:
         source: yields the URL of each shard.
-        select_files: a function of a file's name, called before its data is read; return False to skip the file.
+        select_files: a function of a file's name, called before the data is read; return False to skip the file.
         rename_files: a function from a file's name to its new name; ``select_files`` receives the new name.
-        ignore_zeros: continue after an end marker, to read concatenated archives.
-        end_marker: ``"optional"`` accepts an archive without the two blocks of zeros that end a tar archive. Such an
-            archive cannot be distinguished from one that was truncated between two files.
+        ignore_zeros: continue after an end marker to read concatenated archives.
+        end_marker: ``"optional"`` accepts archives without the two blocks of zeros that normally end a tar archive.
+            Such an archive cannot be distinguished from one that was truncated between two files.
         on_error: ``"raise"``, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler; all but the first skip the rest of
             an unreadable shard. The incomplete sample at the error is never yielded.
         storage_options: options for fsspec to open the shards, such as credentials.
-        timeout_s: seconds without a response or a byte after which a store has failed; 30 by default for web servers.
+        timeout_s: how long a store may take to respond or to send a byte before it has failed, in seconds; 30 by
+            default for web servers.
         retries: the number of retries per shard after transient failures, such as a broken connection or a busy server.
-            Reading resumes at the next byte, if the store can verify that the file is still the same. 10 by default,
-            with growing pauses of at most five minutes in total.
-        read_ahead: the number of bytes of remote shards, next shards included, that threads prefetch, so that the end
-            of a shard causes no wait; 32 MiB by default, at least 128 KiB, 0 to disable. URLs are taken from the source
-            in advance while all of them are remote. The open shards and the next one have equal parts of it, of at
-            least 64 KiB each.
+            Reading resumes at the next byte if the store can verify that the file has not changed. 10 by default, with
+            growing pauses of at most five minutes in total.
+        read_ahead: the number of bytes of remote shards, including the next ones, that threads prefetch, so that the
+            end of a shard causes no wait; 32 MiB by default, at least 128 KiB, 0 to disable. URLs are taken from the
+            source in advance while all of them are remote. The open shards and the next one share this budget equally,
+            with at least 64 KiB each.
         open_shards: the number of shards that are open at the same time. ``.group_samples()``, which must come directly
-            after this stage, takes one sample of each in turn, so that a shuffle buffer mixes more shards. When a shard
-            ends, the next one takes its place.
-        limits: limits on the size of members, and others, see `ReadLimits`. The defaults reject only malicious or
-            damaged shards.
-        allow_local_files: False opens only files on a network; see `ShardList`, which should have it as well.
+            after this stage, takes one sample from each in turn, so that a shuffle buffer mixes more shards. When a
+            shard ends, the next one takes its place.
+        limits: limits, such as on the size of members; see `ReadLimits`. The defaults reject only malicious or damaged
+            shards.
+        allow_local_files: False opens only files on a network; pass it to `ShardList` as well.
 
     Raises:
-        RuntimeError: several shards are to be open, but the next stage is not ``.group_samples()``, or the shards come
-            from `DirectoryShards`.
+        RuntimeError: ``open_shards`` is greater than 1, but the next stage is not ``.group_samples()``, or the shards
+            come from `DirectoryShards`.
         ShardOpenError: a shard does not exist, or access is denied.
         TruncatedShardError: a shard is truncated, or ends without its end marker.
         CorruptShardError: a header's checksum is wrong, or the file is not a tar archive.
@@ -162,7 +163,7 @@ class ShardLoader(ShardReadingStage[Member]):
         if self.open_shards > 1:
             raise RuntimeError(
                 f"load_wds_shards(open_shards={self.open_shards}) takes one sample of each shard in turn, and only "
-                "group_samples knows which files are a sample. Put .group_samples() directly after it; select_files "
+                "group_samples knows which files form a sample. Put .group_samples() directly after it; select_files "
                 "and rename_files replace .filter() and .map() between the two"
             )
         for _, members in self.open_reader():

@@ -27,10 +27,11 @@ class RecordLoader(PositionedSamples, ShardReadingStage[Sample]):
 
     A record shard is a file of JSON lines, or of concatenated msgpack or CBOR values. Each value is a map of fields.
     Shards are opened as by ``load_wds_shards``: local files, URLs, ``pipe:`` and standard input, compressed or not. No
-    ``group_samples`` follows, and no decoding is needed, since the values have types. No format can run code.
+    ``group_samples`` follows, and no decoding is needed, because the values are typed. None of the formats can run
+    code.
 
-    One record is read ahead. A shard that was cut exactly between two records cannot be distinguished from a shorter
-    one, unless it is compressed or its server tells its size.
+    One record is read ahead. A shard that was truncated exactly between two records cannot be distinguished from a
+    shorter one, unless it is compressed or its server reports its size.
 
     Yields:
         dict[str, Any]: ``__key__``, ``__url__`` (both ``str``), ``__local_path__`` (``str``, if the shard is a local
@@ -38,29 +39,29 @@ class RecordLoader(PositionedSamples, ShardReadingStage[Sample]):
 
     Args:
         source: yields the URL of each shard.
-        format: ``"jsonl"``, ``"msgpack"`` or ``"cbor"``. By default, the name of each shard tells: ``.jsonl``,
-            ``.ndjson`` or ``.jsonlines``; ``.msgpack``, ``.msgpacks``, ``.mps`` or ``.mp``; ``.cbor`` or ``.cbors``;
-            and these with ``.gz``, ``.bz2``, ``.xz`` or ``.zst``.
-        key: the field that has the key, a text or an integer. By default ``__key__``; a record without it has its
-            offset in the uncompressed shard, in bytes, as its key.
+        format: ``"jsonl"``, ``"msgpack"`` or ``"cbor"``. By default, the extension of each shard determines it:
+            ``.jsonl``, ``.ndjson`` or ``.jsonlines``; ``.msgpack``, ``.msgpacks``, ``.mps`` or ``.mp``; ``.cbor`` or
+            ``.cbors``; and these with ``.gz``, ``.bz2``, ``.xz`` or ``.zst``.
+        key: the field with the key, a string or an integer. By default ``__key__``; the key of a record without this
+            field is its offset in the uncompressed shard, in bytes.
         fields: the names of the values, for records that are lists of values.
         on_error: ``"raise"``, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler. All but the first skip a record
-            that has an end but no usable value, and otherwise the rest of the shard; a budget counts both as one item.
+            that has an end but no usable value, or else the rest of the shard; a budget counts either as one item.
         storage_options: options for fsspec to open the shards, such as credentials.
         timeout_s: as for ``load_wds_shards``, in seconds.
         retries: as for ``load_wds_shards``.
         read_ahead: as for ``load_wds_shards``, in bytes.
-        open_shards: the number of shards that are open at the same time; one sample of each is yielded in turn.
-        limits: ``member_bytes`` limits the size of a record, ``tail_bytes`` and ``expansion`` compressed shards; see
-            `ReadLimits`.
-        allow_local_files: False opens only files on a network; see `ShardList`, which should have it as well.
+        open_shards: the number of shards that are open at the same time; one sample from each is yielded in turn.
+        limits: ``member_bytes`` limits the size of a record, and ``tail_bytes`` and ``expansion`` limit compressed
+            shards; see `ReadLimits`.
+        allow_local_files: False opens only files on a network; pass it to `ShardList` as well.
 
     Raises:
-        SpecError: the name of a shard does not tell its format, and ``format`` is not given.
+        SpecError: the name of a shard does not determine its format, and ``format`` is not given.
         DecodeError: a record is not a map of fields, or cannot be decoded.
         MissingFieldError: a record has no field ``key``.
         TruncatedShardError: a shard ends inside a record, or is empty.
-        CorruptShardError: a shard does not have the format.
+        CorruptShardError: a shard is not in the format.
         ReadLimitError: a record is too large, or nests its values too deeply; or a compressed shard expands too much.
         ShardOpenError: a shard does not exist, or access is denied.
         ShardReadError: a ``pipe:`` command failed, even if all records are complete; or the disk, the store or the
@@ -69,7 +70,7 @@ class RecordLoader(PositionedSamples, ShardReadingStage[Sample]):
         UnsafeInputError: a shard is a local file or a command, and ``allow_local_files`` is False; no ``on_error``
             skips this.
         MissingDependencyError: the format needs the extra ``msgpack`` or ``cbor``.
-        RuntimeError: several shards are to be open, but they come from `DirectoryShards`.
+        RuntimeError: ``open_shards`` is greater than 1, but the shards come from `DirectoryShards`.
 
     Examples:
         >>> from pathlib import Path

@@ -21,21 +21,21 @@ from wds_datapipes.seeds import derived_seed
 class ShardResampler(SeededStage, SplittingStage[str]):
     """Draw shards at random with replacement, endlessly by default (functional name: ``resample_wds_shards``).
 
-    Each worker of each rank draws from all shards independently. So it replaces ``.sharding_filter()``; loaders refuse
-    to split the data twice. The draws depend on the seed of the loader, which differs in each epoch, and on the rank
-    and worker. Use ``.with_epoch()`` to end the epochs of an endless stream.
+    Each worker of each rank draws from all shards independently. This stage therefore replaces ``.sharding_filter()``;
+    loaders refuse to split the data twice. The draws depend on the seed of the loader, which differs in each epoch, and
+    on the rank and the worker. Use ``.with_epoch()`` to end the epochs of an endless stream.
 
     Yields:
-        str: URLs of ``source``, each as often as it is drawn.
+        str: the URLs drawn from ``source``.
 
     Args:
         source: yields URLs of shards. It is read once, at the start of an epoch.
         count: the number of shards that the workers of a rank draw together in an epoch; unlimited by default.
-        seed: combined with the seed of the loader; change it to draw other shards.
+        seed: a number that is combined with the seed of the loader; change it to draw other shards.
 
     Raises:
-        EmptySourceError: ``source`` yields nothing; or ten times as many shards as it has were drawn, and no item has
-            left the pipeline.
+        EmptySourceError: ``source`` yields nothing; or no item has left the pipeline after ten times as many draws as
+            there are shards.
 
     Examples:
         >>> drawn = list(ShardList("{a..c}.tar").resample_wds_shards(10))
@@ -61,7 +61,7 @@ class ShardResampler(SeededStage, SplittingStage[str]):
         self.turn = turn
 
     def reset(self) -> None:
-        """Start an epoch, with the seed that was set for it or one from torch's generator."""
+        """Start an epoch with the seed that was set for it, or one from torch's generator."""
         instance = rank_and_worker_of(self.groups)
         self._rng.seed(derived_seed("resample_wds_shards", self.seed, self.take_seed(), instance.rank, instance.worker))
 
@@ -78,7 +78,7 @@ class ShardResampler(SeededStage, SplittingStage[str]):
     def __len__(self) -> int:
         count = self._share()
         if count is None:
-            raise TypeError("resample_wds_shards draws shards endlessly, and has a length only if count is set")
+            raise TypeError("resample_wds_shards draws shards endlessly; it has a length only if count is set")
         return count
 
     def _share(self) -> int | None:

@@ -1,4 +1,4 @@
-"""The stage that caches shards. The cache is imported when the stage is used, since it imports fsspec."""
+"""The stage that caches shards. It imports the cache, and with it fsspec, when it is used."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
     from wds_datapipes.shard_cache.entry import Passes
 
 
-#: The environment variable of webdataset that logs each download.
+#: webdataset's environment variable, which logs each download.
 VERBOSE = "WDS_VERBOSE_CACHE"
 
 
 @register_stage("cache_wds_shards")
 class ShardCacher(EngineStage[str]):
-    """Read shards from local copies, which are downloaded on first use (functional name: ``cache_wds_shards``).
+    """Reads shards from local copies, which are downloaded on first use (functional name: ``cache_wds_shards``).
 
     Put it directly before ``.load_wds_shards()``: while a shard is read, the next shards of the worker are downloaded.
     Shards that are skipped, as when a state is loaded, are not downloaded. ``__url__`` is the URL of the shard, and
-    ``__local_path__`` the path of the copy.
+    ``__local_path__`` is the path of the copy.
 
     Any number of processes may share a folder: workers, ranks, other runs, and other hosts if the file system has locks
-    between hosts. One process downloads a shard while others wait for it. A copy appears under its name when it is
+    between hosts. One process downloads a shard while others wait for it. A copy appears under its name once it is
     complete and synced. Copies that are being read are never evicted; of the others, the least recently used one is
-    evicted first. If the list is shuffled by ``.shuffle(lanes=)``, which keeps shards on their host, copies that were
-    used in this epoch are evicted before those that it still needs. A copy that was modified is downloaded again.
+    evicted first. If ``.shuffle(lanes=)`` shuffles the list, which keeps shards on their host, copies already used in
+    this epoch are evicted before those that the epoch still needs. A modified copy is downloaded again.
 
-    All shards except standard input are copied, local files too, since the folder may be on a faster disk.
+    All shards except standard input are copied, even local files, because the folder may be on a faster disk.
 
     Each download is logged at the level INFO, or at WARNING with ``WDS_VERBOSE_CACHE=1``.
 
@@ -46,13 +46,13 @@ class ShardCacher(EngineStage[str]):
     Args:
         source: yields URLs of shards.
         cache_dir: the folder, created if necessary. The name of a copy contains a digest of the URL.
-        max_bytes: the most bytes of all copies together, those of other processes included; None is limited only by
-            the disk. A shard that does not fit is read from its source, with a warning.
+        max_bytes: the maximum total size of all copies in bytes, including those of other processes; None means that
+            only the disk limits it. A shard that does not fit is read from its source, with a warning.
         prefetch: the number of shards to download in advance; 0 after `DirectoryShards`, where requesting the next
             shard marks the last one as read.
-        manifest: the manifest of the dataset, its path or URL. Copies must match its sizes and digests. Without
-            digests, the store is asked for the version of a shard, by one request, when a process opens its copy in an
-            epoch; a shard that was replaced is downloaded again.
+        manifest: the manifest of the dataset, or its path or URL. Copies must match its sizes and digests. Without
+            digests, each time a process opens a copy in an epoch, one request asks the store for the version of the
+            shard; a shard that has been replaced is downloaded again.
 
     Raises:
         ValueError: ``max_bytes`` is less than the size of a shard in the manifest.
@@ -92,8 +92,8 @@ class ShardCacher(EngineStage[str]):
         largest = max((size or 0 for size, _ in self._known.values()), default=0)
         if max_bytes is not None and largest > max_bytes:
             raise ValueError(
-                f"The largest shard of the manifest has {largest} bytes, and the cache is limited to "
-                f"max_bytes={max_bytes}. Choose at least that for each worker of the host, or write smaller shards"
+                f"The largest shard of the manifest has {largest} bytes, but the cache is limited to "
+                f"max_bytes={max_bytes}. Allow at least that size for each worker of the host, or write smaller shards"
             )
 
     def __iter__(self) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Sources of shard URLs, and the shuffle of a list of shards as a whole."""
+"""Sources of shard URLs, and shuffling of whole lists of shards."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class ShufflerIterDataPipe(Shuffler[T_co]):
-    """torch's ``.shuffle()`` for the whole of a list, however long, in a buffer of references.
+    """torch's ``.shuffle()`` for a whole list of any length, in a buffer of references.
 
-    torch's own chooses from 10,000 items, so a shard of a longer list would stay near its place in the list. Lists of
-    at most 10,000 shards have the same order as with torch's. The name is that of torch's class, which states and
-    caches record, so that they remain valid.
+    torch's own stage chooses from 10,000 items, so a shard of a longer list would stay near its place in the list.
+    Lists of at most 10,000 shards have the same order as with torch. The class has the name of torch's because states
+    and caches record the name.
 
     Yields:
-        T_co: the items of ``datapipe``, in another order in each epoch.
+        T_co: the items of ``datapipe``, in a different order in each epoch.
 
     Args:
         datapipe: yields URLs of shards.
 
     Attributes:
-        lanes: the number of lanes. Lane i consists of every ``lanes``-th item from item i, and is shuffled by itself.
+        lanes: the number of lanes. Lane i consists of every ``lanes``-th item, starting with item i, and is shuffled
+            separately.
     """
 
     _is_child_datapipe = False  # see `Stage`
@@ -64,7 +65,7 @@ class ShufflerIterDataPipe(Shuffler[T_co]):
         return drawn
 
     def _permute(self, count: int) -> npt.NDArray[np.int64]:
-        # NumPy guarantees the numbers of this generator, and draws a million in the time of 10,000 above.
+        # NumPy guarantees the sequence of this generator, and draws a million numbers in the time of 10,000 above.
         draw = np.random.RandomState(self._rng.getrandbits(32))
         return draw.permutation(count) if self.lanes == 1 else _permute_lanes(count, self.lanes, draw)
 
@@ -74,7 +75,7 @@ class ShufflerIterDataPipe(Shuffler[T_co]):
     def __setstate__(self, state: Any) -> None:
         own, lanes = state
         super().__setstate__(own)  # type: ignore[no-untyped-call]  # torch's
-        if lanes > 1:  # states describe what is in an attribute
+        if lanes > 1:  # states record attributes
             self.lanes = lanes
 
 
@@ -95,16 +96,16 @@ class ListingStage(EngineStage[T_co]):
         """Shuffle the whole list, however long it is.
 
         Args:
-            buffer_size: the number of shards to choose from, as for torch's ``.shuffle()``; by default, all.
-            lanes: move shards only by multiples of this number of places, in each epoch. So ``.sharding_filter()``
-                gives a shard to the same rank in all epochs, and a copy in the cache of its host is used again, if the
-                number of ranks divides that of lanes. Choose a number with many divisors, at least as large as the
-                number of ranks will ever be, such as 64, 512 or 4,096; each lane needs several shards to be shuffled.
-            unbatch_level: as for torch's ``.shuffle()``.
+            buffer_size: the number of shards to choose from, as in torch's ``.shuffle()``; by default, all.
+            lanes: move shards only by multiples of this number of places. If the number of ranks divides it,
+                ``.sharding_filter()`` gives each shard to the same rank in all epochs, so that its copy in the cache of
+                the host is used again. Choose a number with many divisors that the number of ranks will never exceed,
+                such as 64, 512 or 4,096; each lane needs several shards to be shuffled.
+            unbatch_level: as in torch's ``.shuffle()``.
 
         Raises:
-            ValueError: ``buffer_size`` or ``lanes`` is not positive, both are given, or there are fewer shards than
-                lanes, or not the same ones in each epoch.
+            ValueError: ``buffer_size`` or ``lanes`` is not positive, both are given, there are fewer shards than lanes,
+                or the shards change from epoch to epoch.
 
         Examples:
             >>> urls = list(ShardList("{0..8}.tar").shuffle(lanes=3))
@@ -114,8 +115,8 @@ class ListingStage(EngineStage[T_co]):
         lanes = check_integer("lanes", lanes, 1)
         if lanes > 1 and (buffer_size is not None or lanes > len(self.known_list())):
             raise ValueError(
-                f"shuffle(lanes={lanes}) divides a whole list that is the same in each epoch, and {name_of(self)} has "
-                f"{len(self.known_list())} such shards, with buffer_size={buffer_size}. Choose fewer lanes, and no "
+                f"shuffle(lanes={lanes}) divides a whole list that is the same in each epoch, but {name_of(self)} has "
+                f"{len(self.known_list())} such shards, with buffer_size={buffer_size}. Choose fewer lanes and no "
                 "buffer_size"
             )
         if buffer_size is None:
@@ -128,21 +129,21 @@ class ListingStage(EngineStage[T_co]):
 
 
 def shuffle_whole_lists(source: IterDataPipe[Any]) -> None:
-    """Let each ``.shuffle()`` of torch with its default buffer shuffle the whole list of shards, if the list ends.
+    """Make each torch ``.shuffle()`` with the default buffer shuffle the whole list of shards, if the list ends.
 
     Args:
         source: yields URLs of shards.
     """
     for stage in upstream(source):
-        # A source of shards has made torch's stage only if it was given this size.
+        # A source of shards creates torch's stage only if this size was passed explicitly.
         is_default = declared(stage).is_default_shuffle and not declared(stage.datapipe).lists_shards
         if is_default and _ends(stage.datapipe):
-            stage.__class__ = ShufflerIterDataPipe  # in place, since the program may have references to this stage
+            stage.__class__ = ShufflerIterDataPipe  # in place, because the program may hold references to it
 
 
 def _ends(pipe: Any) -> bool:
-    """Whether the items of a stage are known to end."""
-    if not declared(pipe).declares_length:  # it may be the length of an endless stream
+    """Whether a stage is known to yield a finite number of items."""
+    if not declared(pipe).declares_length:  # the stream may be endless
         with suppress(Exception):  # of a user's stage
             len(pipe)
             return True
@@ -156,7 +157,7 @@ class ShardList(ListingStage[str]):
 
     Each of ``urls`` is expanded in this order: ``::`` separates patterns; ``${NAME}`` is replaced by the environment
     variable ``WDS_NAME``; braces are expanded (``{000..146}``, steps, alternatives); ``*``, ``?`` and ``[...]`` match
-    local files, and ``*`` also objects in every store that fsspec can list; a name that ends in ``/`` lists the
+    local files, and ``*`` also matches objects in every store that fsspec can list; a name that ends in ``/`` lists the
     archives in that directory, sorted. In ``pipe:`` commands and ``-`` (standard input), only variables and braces are
     expanded.
 
@@ -166,16 +167,16 @@ class ShardList(ListingStage[str]):
         str: the URL of each shard, in the order of the list.
 
     Args:
-        urls: a pattern, a path, or an iterable of them.
+        urls: a pattern, a path, or an iterable of these.
         storage_options: options for fsspec to list a store, such as ``{"anon": True}``.
         rewrite: pairs of a regular expression and its replacement. The first rule that matches the start of a URL and
-            changes it is applied. By default, rules come from the environment variable ``WDS_REWRITE``, or
-            ``GOPEN_REWRITE``, as ``EXPRESSION=REPLACEMENT;...``. If ``AIS_ENDPOINT`` is set, URLs of AIStore
-            (``ais://bucket/name``), and of the schemes in ``USE_AIS_FOR``, are read from there.
-        allow_local_files: pass False for an untrusted list. Only files on a network are accepted then (``abfs``,
+            changes it is applied. By default, rules come from the environment variable ``WDS_REWRITE`` or
+            ``GOPEN_REWRITE``, in the form ``EXPRESSION=REPLACEMENT;...``. If ``AIS_ENDPOINT`` is set, URLs of AIStore
+            (``ais://bucket/name``) and of the schemes in ``USE_AIS_FOR`` are read from there.
+        allow_local_files: pass False for an untrusted list. Then only files on a network are accepted (``abfs``,
             ``abfss``, ``ais``, ``az``, ``ftp``, ``gcs``, ``gs``, ``hf``, ``http``, ``https``, ``s3``, ``s3a`` and
-            ``sftp``), also after rewriting: no local file, no command, no variable, no chained file system of fsspec,
-            and no scheme of `register_opener`. Pass it to ``.load_wds_shards()`` as well.
+            ``sftp``), even after rewriting: no local files, commands, variables, chained file systems of fsspec or
+            schemes of `register_opener`. Pass it to ``.load_wds_shards()`` as well.
 
     Raises:
         SpecError: a pattern cannot be expanded, or matches nothing; or a rule is invalid.
@@ -246,25 +247,25 @@ class DatasetSpec(SeededStage, ListingStage[str]):
             resample: 500              # 500 draws in each epoch, with replacement
 
     A URL consists of the prefix, the bucket, a slash and the shard. It is expanded as by `ShardList`; a ``~`` at the
-    start of a bucket or a shard is the home directory. ``choose`` selects this number of shards of the dataset in each
-    epoch, each once; ``resample`` draws this number with replacement; without either, all shards are used.
+    start of a bucket or a shard is the home directory. In each epoch, ``choose`` selects this number of distinct shards
+    of the dataset, and ``resample`` draws this number with replacement; without either, all shards are used.
 
     The shards are in the order of the file; put ``.shuffle()`` and then ``.sharding_filter()`` after this stage. The
-    drawn shards differ in each epoch, and are the same in all ranks and workers, as the seed comes from the loader.
+    drawn shards differ in each epoch, but not between ranks and workers, because the seed comes from the loader.
 
     Yields:
-        str: the URL of each shard of the epoch. ``len()`` is their number.
+        str: the URL of each shard of the epoch. ``len()`` returns their number.
 
     Args:
         spec: the path or URL of a ``.yaml``, ``.yml`` or ``.json`` file, or its parsed content. Files need the
             extra ``yaml``.
         storage_options: options for fsspec to read the file and to list a store, such as ``{"anon": True}``.
-        allow_local_files: False accepts only URLs of files on a network, that of the file included; see `ShardList`.
-            ``~`` is then a character like any other, instead of the home of a user.
+        allow_local_files: False accepts only URLs of files on a network, including that of the specification; see
+            `ShardList`. ``~`` is then an ordinary character instead of the home directory.
 
     Raises:
-        SpecError: the specification has an unknown key, lacks one, or has an invalid value; or a pattern in it cannot
-            be expanded, or matches nothing.
+        SpecError: the specification has an unknown key, lacks a key, or has an invalid value; or a pattern in it cannot
+            be expanded or matches nothing.
         MissingDependencyError: PyYAML is not installed.
         UnsafeInputError: a remote file lists a command; or a URL is not a file on a network, and
             ``allow_local_files`` is False.
@@ -299,7 +300,7 @@ class DatasetSpec(SeededStage, ListingStage[str]):
         self._rng = Random()
 
     def reset(self) -> None:
-        """Start an epoch, with the seed that was set for it or one from torch's generator."""
+        """Start an epoch with the seed that was set for it, or one from torch's generator."""
         if self._mixture.is_random:
             self._rng.seed(self.take_seed())
         self._seed = None

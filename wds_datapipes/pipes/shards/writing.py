@@ -1,4 +1,4 @@
-"""The stage that writes shards. The writer is imported when the stage is used, since most programs only read."""
+"""The stage that writes shards. It imports the writer when it is used, because most programs only read."""
 
 from __future__ import annotations
 
@@ -17,33 +17,34 @@ from wds_datapipes.types import Sample, ShardInfo
 class SampleWriter(FunctionStage[ShardInfo]):
     """Writes samples to shards, as `ShardWriter` does (functional name: ``write_wds_shards``).
 
-    It ends a pipeline, which writes while it is iterated. Values are encoded as by ``wds_encode``. If iteration is
-    abandoned or raises, the finished shards remain, and unfinished ones are removed.
+    This is the last stage of a pipeline, and writes while it is iterated. Values are encoded as by ``wds_encode``. If
+    iteration is abandoned or raises an error, finished shards remain and unfinished ones are removed.
 
-    Several workers and ranks that share the data by ``sharding_filter`` write separate shards. ``{worker}`` and
-    ``{rank}`` in the pattern become numbers, and each writer counts from ``start_shard``. Writers with the same name
-    pattern interleave their numbers: the second of four workers writes the numbers 1, 5, 9 and so on. Then numbers may
-    be missing at the end; a directory or ``*`` lists the existing shards. Each writer has its own journal, whose path
-    (``resume="PATH"``) may contain the same fields, so ``resume`` needs the same number of workers and ranks as before.
+    Workers and ranks that share the data through ``sharding_filter`` write separate shards. In the pattern,
+    ``{worker}`` and ``{rank}`` are replaced by numbers, and each writer counts from ``start_shard``. Writers with the
+    same pattern interleave their numbers: the second of four workers writes the numbers 1, 5, 9 and so on. Some numbers
+    may then be missing at the end; a directory or ``*`` lists the existing shards. Each writer has its own journal,
+    whose path (``resume="PATH"``) may contain the same fields, so ``resume`` requires the same numbers of workers and
+    ranks as before.
 
     Yields:
-        ShardInfo: the name of each finished shard, its number of samples and bytes, and its digest if ``digest=True``.
+        ShardInfo: the name of each finished shard, its number of samples, its size in bytes, and, with ``digest=True``,
+            its digest.
 
     Args:
-        source: samples.
-        pattern: path or URL with ``%06d`` or similar for the number.
-        maxcount: the most samples of a shard.
-        maxsize: the most bytes of a shard before compression; a single sample may be larger.
+        source: yields samples.
+        pattern: the path or URL, with ``%06d`` or similar for the number.
+        maxcount: the maximum number of samples in a shard.
+        maxsize: the maximum size of a shard before compression, in bytes; a single sample may be larger.
         start_shard: the first number.
         on_error: ``"raise"``; or, to skip samples that cannot be encoded or would be read back differently,
             ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
-        options: the other arguments of `ShardWriter` except ``share``: ``resume``, ``compress``, ``encoder`` and so
-            on.
+        options: other arguments of `ShardWriter`, except ``share``: ``resume``, ``compress``, ``encoder`` and so on.
 
     Raises:
         EncodeError: a value does not fit the field's name; or a sample would be read back differently.
         ShardWriteError: a shard cannot be written.
-        StateError: ``resume`` is set, and the journal belongs to another conversion.
+        StateError: ``resume`` is set, but the journal belongs to another conversion.
 
     Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -74,7 +75,7 @@ class SampleWriter(FunctionStage[ShardInfo]):
 
         written = {"maxcount": maxcount, "maxsize": maxsize, "start_shard": start_shard, **options}
         super().__init__(source, pattern=os.fspath(pattern), on_error=on_error, **written)
-        # Checks all arguments; no file is opened before the first sample.
+        # This checks all arguments; no file is opened before the first sample.
         ShardWriter(pattern, **{**written, "resume": False}, share=ALONE).close()
 
     @staticmethod
@@ -85,7 +86,7 @@ class SampleWriter(FunctionStage[ShardInfo]):
         return write_wds_shards(source, pattern, **options)
 
     def function_options(self) -> dict[str, Any]:
-        """Return the arguments of the function in the iteration that begins."""
+        """Return the arguments of the function for the iteration that begins."""
         from wds_datapipes.writing.shard_names import WriterShare
 
         return {**super().function_options(), "share": WriterShare(**find_process(self.source)._asdict())}

@@ -1,4 +1,4 @@
-"""Descriptions of pipelines: stages and their arguments, as strings that are the same in every process."""
+"""Descriptions of pipelines: stages and their arguments as strings, which are the same in every process."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from wds_datapipes.pipes.inspection import TORCH_ATTRIBUTES, splits, upstream
 from wds_datapipes.pipes.stage import OpaqueValue
 from wds_datapipes.pipes.state.seeding import SEED, SEEDS
 
-#: Attributes with the progress of a stage, or with settings made by the loader.
+#: Attributes that hold the progress of a stage or settings made by the loader.
 _IGNORED_ATTRIBUTES = {*TORCH_ATTRIBUTES, *SEEDS, "counters", SEED}
 
 _PIPES = (IterDataPipe, MapDataPipe)
 #: Types that descriptions omit: stages are described separately, and limits do not change samples.
 _IGNORED_TYPES = (*_PIPES, ReadLimits)
 
-#: Comes before the part of a description that may change in a run, as no position depends on it.
+#: Precedes the part of a description that may change during a run, because no position depends on it.
 FREE = "\n"
 #: Marks an argument whose values on all ranks together determine the items.
 PER_RANK = " per rank"
@@ -31,9 +31,9 @@ PER_RANK = " per rank"
 def descriptions(pipe: Any) -> list[str]:
     """Describe the stages of a pipeline that determine its items, from the last to the first.
 
-    What comes after `FREE` may change in a run: stages that keep nothing and follow the one with the position, as long
-    as no later stage counts items that they drop or combine; and arguments for which the first stage with a state says
-    so.
+    The part after `FREE` may change during a run: stages that keep nothing and follow the stage with the position,
+    unless a later stage counts items that they drop or combine; and arguments that the first stage with a state
+    declares free.
     """
     first, found, is_counted = first_stateful(pipe), list[str](), False
     for stage in upstream(pipe):
@@ -61,7 +61,7 @@ def first_stateful(pipe: Any) -> Any:
 
 
 def run_source(pipe: Any) -> Any:
-    """Return the source of a pipeline if it knows the phases of a run; None otherwise."""
+    """Return the source of a pipeline if it has the phases of a run; otherwise None."""
     source = first_stateful(pipe)
     return source if source is not None and declared(source).has_phases else None
 
@@ -107,7 +107,7 @@ def arguments_of(stage: Any) -> dict[str, Any]:
             if name is not None:
                 found.setdefault(parameter.name, attributes[name])
             elif kind is kinds[0] and (not has_options or is_users(kind.__module__)):
-                # Its arguments may be attributes of the base class.
+                # The arguments may be attributes of the base class.
                 is_open = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
                 missing |= not (is_open and len(kinds) > 1)
     if missing and not splits(stage):  # stages that split the data store the number of their share

@@ -1,4 +1,4 @@
-"""Detection of endless streams without items: shards are repeated or resampled while a stage drops all samples."""
+"""Detection of endless streams without items: a stage drops all samples while shards are repeated or resampled."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ MAX_HELD_BACK = 100_000
 
 
 class _Yielded(NamedTuple):
-    """The progress of a stage that waits for items.
+    """The progress of a stage that is waiting for items.
 
     Attributes:
         stage: the stage.
         mark: the number of its iteration, and the number of items it has yielded.
-        taken: the number of items that the preceding stage had yielded when this stage was last seen to yield.
+        taken: the number of items that the preceding stage had yielded when this stage last yielded an item.
         before: the ``mark`` of the preceding stage.
-        passes: the number of passes since then in which ``before`` has changed.
+        passes: the number of passes since then in which ``before`` changed.
     """
 
     stage: weakref.ref[Any]
@@ -38,7 +38,7 @@ class _Yielded(NamedTuple):
 class EmptyPassGuard:
     """Detects that a stage repeats all of its data while a later stage yields nothing.
 
-    A stage has references only to earlier stages; the later ones are on the call stack while they wait for an item. A
+    A stage has references only to earlier stages, but later ones are on the call stack while they wait for an item. A
     copy, such as one in another process, starts from scratch.
     """
 
@@ -61,7 +61,7 @@ class EmptyPassGuard:
         waiting = _waiting_for(stage)
         for before, each in itertools.pairwise(waiting):
             mark, made = _mark_of(each), count_yielded(before)
-            if made < declared(each).skipped_shards:  # it is resuming, and later stages wait
+            if made < declared(each).skipped_shards:  # it is still resuming
                 self._yielded.clear()
                 return
             found = self._yielded.get(id(each))
@@ -70,17 +70,17 @@ class EmptyPassGuard:
                 self._yielded[id(each)] = _Yielded(weakref.ref(each), mark, made, _mark_of(before))
                 continue
             if before is not stage and _mark_of(before) == found.before:
-                continue  # it received nothing, such as while a shuffle fills its buffer
+                continue  # it received nothing, for example while a shuffle fills its buffer
             self._yielded[id(each)] = found = found._replace(before=_mark_of(before), passes=found.passes + 1)
             if found.passes >= EMPTY_PASSES * rounds and not _may_hold(each, made - found.taken):
                 raise EmptySourceError(
-                    f"{name_of(each)} has yielded nothing, while {name_of(stage)} has gone through all its shards "
+                    f"{name_of(each)} has yielded nothing while {name_of(stage)} has gone through all of its shards "
                     f"{EMPTY_PASSES} times. Are the shards empty, or does a stage drop all of their samples?"
                 )
 
 
 def _waiting_for(stage: IterDataPipe[Any]) -> list[Any]:
-    """Return a stage and the later ones that wait for its items in this thread, and may drop some."""
+    """Return a stage and the later stages that wait for its items in this thread and may drop some."""
     waiting: list[Any] = [stage]
     frame = sys._getframe(2)
     while frame is not None:
@@ -90,14 +90,14 @@ def _waiting_for(stage: IterDataPipe[Any]) -> list[Any]:
             if all(each is not stage for each in upstream(found)):
                 break  # a function in another pipeline reads this one
             known = declared(found)
-            if not (known.is_transparent or known.is_loaders):  # they drop nothing, and torch may not count them
+            if not (known.is_transparent or known.is_loaders):  # they drop nothing, and torch may not count their items
                 waiting.append(found)
         frame = frame.f_back  # type: ignore[assignment]  # it is None at the end
     return waiting
 
 
 def _mark_of(stage: Any) -> tuple[int, int]:
-    """Return the number of a stage's iteration, and the number of items it has yielded; torch counts both."""
+    """Return the number of a stage's iteration, and the number of items it has yielded, by torch's counters."""
     return iteration_of(stage), count_yielded(stage)
 
 

@@ -1,4 +1,4 @@
-"""Passes that a stage starts over its own source: their seeds and their resume state."""
+"""Passes that a stage starts over its source, with their seeds and their resume state."""
 
 from __future__ import annotations
 
@@ -22,24 +22,25 @@ Pipe = IterDataPipe[Any]
 
 
 class NestedPasses:
-    """Iterates a source repeatedly, each time with other seeds, and records the current position.
+    """Iterates over a source repeatedly, with different seeds each time, and records the current position.
 
-    The first pass uses the seeds that the loader has set. A loader sets seeds once per epoch, while workers reach a
-    later pass in different epochs, or several passes in one. So the seeds of later passes are derived from those of the
-    first. Before the data are split, the seeds are the same in all workers and ranks, since all must split one order.
+    The first pass uses the seeds that the loader has set. A loader sets seeds once per epoch, but workers may reach a
+    later pass in different epochs, or several passes in one. The seeds of later passes are therefore derived from those
+    of the first. Before the data is split, the seeds are the same in all workers and ranks, because all must split the
+    same order.
 
     Args:
-        source: the source. It is not kept, since the owner of this object keeps it.
+        source: the source. This object keeps no reference to it, because its owner does.
         instance: the rank and the worker of this instance.
         seed: the seed of this instance, or None if no loader has set one.
         first: the seeds of the stages in the first pass, if it was started elsewhere.
-        first_rotation: by how much the shares of the first pass are rotated (see `rotate_assignments`).
-        loaded: the state to resume from. It remains the state until `resume_from` has reached new items, since a
+        first_rotation: the rotation of the shares in the first pass (see `rotate_assignments`).
+        loaded: the state to resume from. It remains the state until `resume_from` has reached new items, because a
             stage that waits for replayed samples may stop at the last of them.
 
     Attributes:
         number: the number of the current pass, from 0.
-        first: the seeds of the stages in the first pass; None if no loader has set one.
+        first: the seeds of the stages in the first pass, each None if no loader has set it.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class NestedPasses:
         self._state: Any = None  # the state to resume the current pass from, if it has not started
         self._has_started = False
         self._stages: list[Any] = []
-        self._yielded, self._snapshot = -1, dict[str, Any]()  # of the item that the source has yielded last
+        self._yielded, self._snapshot = -1, dict[str, Any]()  # of the last item that the source has yielded
         self._loaded = loaded
 
     def begin(
@@ -84,7 +85,7 @@ class NestedPasses:
 
         Args:
             source: the source.
-            again: the samples that later stages wait for, each with the number of its pass at the front of its route.
+            again: the samples that later stages wait for; the route of each begins with the number of its pass.
 
         Returns:
             Iterator: over the items that follow.
@@ -105,7 +106,7 @@ class NestedPasses:
         return items
 
     def snapshot(self, source: Pipe) -> dict[str, Any]:
-        """Return the number of the current pass, and its position; None is its beginning."""
+        """Return the number of the current pass, and its position; None means its beginning."""
         if self._loaded is not None:
             return {"pass": self._loaded["pass"], "state": self._loaded["state"]}
         if not self._has_started:
@@ -141,12 +142,12 @@ class NestedPasses:
 
 
 def first_seeds(source: Pipe, before: Sequence[int | None] | None = None) -> list[int | None]:
-    """Return the seeds of a source's stages in the first pass of an epoch, or of a part of one that is repeated.
+    """Return the seeds of a source's stages in the first pass of an epoch, or of a repeated part of an epoch.
 
     Args:
         source: the source.
-        before: the previous result of this function. The new seeds are derived from it if no loader has set seeds
-            since, because the number of passes since then may differ between workers.
+        before: the previous result of this function. If no loader has set seeds since then, the new seeds are derived
+            from it, because the number of passes since then may differ between workers.
     """
     seeds = [pending_seed(stage) for stage in PipelineGraph(source).random_stages]
     if before is None or any(seed is not None for seed in seeds):

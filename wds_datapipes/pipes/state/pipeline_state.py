@@ -23,14 +23,14 @@ Part = Sequence[Mapping[str, Any] | None]
 State = list[dict[str, Any]]
 """The states of the stages that have one, from the first stage to the last.
 
-The first one belongs to ``.group_samples()``, or to the last stage that starts its sources itself and therefore
-includes their states (see `Stage.nested_sources`). A pipeline that resumes by replay has a single state.
+The first one belongs to ``.group_samples()``, or to the last stage that starts its sources itself and whose state
+therefore includes theirs (see `Stage.nested_sources`). A pipeline that resumes by replay has a single state.
 """
 
 
 @contextmanager
 def refusing_corrupt_states() -> Iterator[None]:
-    """Report any error of values that no loader has saved as a `StateError`; also a decorator.
+    """Raise a `StateError` for any error caused by values that no loader has saved; this is also a decorator.
 
     Raises:
         StateError: the state is corrupt.
@@ -61,7 +61,7 @@ def replay_reason(pipe: Any, later_stages: Sequence[Any] = ()) -> str:
         later_stages: stages after it, which have no state.
 
     Raises:
-        StateError: it has no position, and its seeds do not determine an epoch.
+        StateError: the pipeline has no position, and its seeds do not determine an epoch.
     """
     try:
         PipelineGraph(pipe).stateful_stages()
@@ -76,13 +76,13 @@ def replay_reason(pipe: Any, later_stages: Sequence[Any] = ()) -> str:
 
 
 def difference_of_ranks(pipe: Any) -> str:
-    """Return why the position of a pipeline differs between ranks that are in step; "" if its source knows."""
+    """Return why the state of a pipeline differs between ranks that are in step; "" if its source can tell."""
     try:
         first, *others = PipelineGraph(pipe).stateful_stages()
     except StateError as error:
         return str(error)
     if type(first).is_alike_on_ranks is Declarations.is_alike_on_ranks:
-        return f"each rank has its own state, as {name_of(first)} has another position on each"
+        return f"each rank has its own state, because {name_of(first)} has a different position on each"
     if others:
         return f"each rank has its own state, as {call_of(others[0])} has another state on each"
     if (uneven := first_uneven_stage(upstream(pipe))) is not None:
@@ -108,13 +108,13 @@ def load_state(
 
     Args:
         pipe: the pipeline.
-        state: the state to resume from. Stages whose state is None restart; without a state, all do.
+        state: the state to resume from. Stages whose state is None restart; if there is no state, all stages do.
         again: samples to read again first, because stages after the pipeline wait for them.
 
     Raises:
-        StateError: as in `save_state`; or the state belongs to other stages, or is corrupt.
+        StateError: as in `save_state`; or the state belongs to other stages or is corrupt.
     """
-    # A stage that restarts its sources loads their states itself; those of a stream may be in the middle of a pass.
+    # A stage that restarts its sources loads their states itself; in a stream, these may be in the middle of a pass.
     nested = [source for stage in upstream(pipe) for source in declared(stage).nested_sources()]
     kept = {id(stage) for source in nested for stage in upstream(source)}
     for stage in upstream(pipe):
@@ -139,7 +139,7 @@ def load_state(
 def next_epoch_state(state: Sequence[Mapping[str, Any] | None] | None) -> list[dict[str, Any] | None] | None:
     """Return the state at the beginning of the next epoch; None if the pipeline restarts.
 
-    ``.with_epoch()``, which is then the first stage, keeps the part for the next epoch in its state as ``"lasting"``.
+    If ``.with_epoch()`` is the first stage, its state holds the part for the next epoch under ``"lasting"``.
 
     Args:
         state: the state at the end of an epoch, or at the point where it was interrupted.
@@ -150,10 +150,10 @@ def next_epoch_state(state: Sequence[Mapping[str, Any] | None] | None) -> list[d
 
 
 def check_resharding(pipe: Any) -> None:
-    """Make sure that the rest of a pipeline's epoch can be resharded.
+    """Check that the rest of a pipeline's epoch can be resharded.
 
     Raises:
-        StateError: it cannot.
+        StateError: it cannot be resharded.
     """
     stages = PipelineGraph(pipe).stateful_stages()
     for stage in stages:
@@ -167,7 +167,7 @@ def reshard_states(pipe: Any, rest: Resharding) -> list[list[dict[str, Any] | No
 
     Args:
         pipe: the pipeline, or a source of it.
-        rest: the states of all its stages in the previous instances, and the current ones.
+        rest: the states of all of its stages in the previous instances, and the current instances.
     """
     first, *others = PipelineGraph(pipe).stateful_stages()
 

@@ -1,4 +1,4 @@
-"""Resuming by replay: reproduces the items of an epoch up to the last one delivered."""
+"""Resuming by replay: produce the items of an epoch again, up to the last one delivered."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from wds_datapipes.shards.position import SamplePosition
 #: The number of values of an item that its digest covers, and the number of bytes at each end of a value.
 MAX_VALUES, MAX_BYTES = 64, 1024
 
-#: Items with these numbers, from 1, and with multiples of the last are digested; digesting all would cost more than
-#: small items themselves.
+#: Items with these numbers, counted from 1, and with multiples of the largest are digested. Digesting all items would
+#: cost more than producing small ones.
 DIGESTED = frozenset({1, 2, 4, 8, 16, 32, 64})
 INTERVAL = max(DIGESTED)
 
-#: Types of values, the most frequent first.
+#: Types of values, most frequent first.
 _TEXTS, _NUMBERS, _LISTS, _MAPPINGS = ((str, bytes, bytearray), (int, float, complex), (list, tuple), (dict, Mapping))
 
 
 @iterated_by_loader
 class ReplayedItems(SnapshotStage[Any]):
-    """Counts the items of a pipeline without a position, and resumes by replaying that many.
+    """Counts the items of a pipeline without a position, and resumes by replaying as many.
 
     Replay is exact if the pipeline yields the same items for the same seeds; a digest of one of the last items checks
     this.
@@ -39,7 +39,7 @@ class ReplayedItems(SnapshotStage[Any]):
 
     Args:
         source: the pipeline.
-        reason: why it has no position; begins with the name of a stage.
+        reason: why it has no position, as a sentence that begins with the name of a stage.
 
     Attributes:
         is_over: whether the epoch has ended.
@@ -62,7 +62,7 @@ class ReplayedItems(SnapshotStage[Any]):
         self._loaded: tuple[int, tuple[int, int]] | None = None
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the number of items yielded in the epoch, and the number and digest of one of the last."""
+        """Return the number of items yielded in the epoch, and the number and digest of one of the last items."""
         if self._loaded is None:
             return {"replayed": self._made, "digest": self._digest}
         return {"replayed": self._loaded[0], "digest": self._loaded[1]}
@@ -72,7 +72,7 @@ class ReplayedItems(SnapshotStage[Any]):
 
         Args:
             state: a result of `state_dict`.
-            again: empty, as this is the last stage.
+            again: empty, because this is the last stage.
 
         Raises:
             StateError: the state belongs to a pipeline with a position.
@@ -104,7 +104,7 @@ class ReplayedItems(SnapshotStage[Any]):
                 raise self._mismatch(f"Item {made - 1} of the epoch differs")
             del item  # free its memory before the next one is created
         if made < count:
-            raise self._mismatch(f"The epoch has {made} items now, and had at least {count}")
+            raise self._mismatch(f"The epoch now has {made} items, but had at least {count}")
         self._loaded = None
         for item in source:
             made += 1
@@ -155,7 +155,7 @@ def digest(item: Any) -> int:
 
 
 def _ends_of_array(array: Any) -> tuple[bytes, bytes] | None:
-    """Return the first and last values of an array or a tensor; None if it is of a type that NumPy lacks."""
+    """Return the first and last values of an array or a tensor; None if NumPy does not support it."""
     with suppress(TypeError, ValueError, RuntimeError):  # such as a sparse tensor, or one on another device
         values = np.asarray(array)
         if not values.dtype.hasobject:

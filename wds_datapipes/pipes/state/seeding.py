@@ -1,4 +1,4 @@
-"""Seeds of random stages: one set by a loader for each epoch, and those of later passes, derived from it."""
+"""Seeds of random stages: a loader sets one for each epoch, from which those of later passes are derived."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-#: The attribute of a stage of another package with the seed that was set last and whether a pass has begun with it, and
-#: the one that marks a wrapped method.
+#: The attribute of a stage of another package that holds the last seed set and whether a pass has begun with it, and
+#: the attribute that marks a wrapped method.
 SEED, _MARK = "_wds_datapipes_seed", "_derives_later_seeds"
-#: The attributes of a `SeededStage` with its seeds.
+#: The attributes of a `SeededStage` that hold seeds.
 SEEDS = frozenset({"_seed", "_last_seed", "_own_seed", "next_seed", "place_in_run"})
 
 
 class SeededStage:
-    """A random stage: a loader sets the seed of one pass, from which those of later passes are derived.
+    """A random stage: a loader sets the seed of a pass, from which the seeds of later passes are derived.
 
-    A loader sets seeds once per epoch, but a later stage, such as ``.cycle(2)``, may restart this one more often. Even
-    then, stages before the split must draw the same numbers in all workers and ranks.
+    A loader sets seeds once per epoch, but a later stage, such as ``.cycle(2)``, may restart this stage more often.
+    Even then, stages before the split must draw the same numbers in all workers and ranks.
 
     Attributes:
-        next_seed: the seed of the next epoch, as far as the loader knows it, so that a stage can prepare for it.
-        place_in_run: the seed of the run, the number of the epoch in it, and the loader's seed of its first epoch, as
-            far as the loader knows them.
+        next_seed: the seed of the next epoch, if the loader knows it, so that a stage can prepare for that epoch.
+        place_in_run: the seed of the run, the number of the epoch in it, and the loader's seed of its first epoch, if
+            the loader knows them.
     """
 
     derives_seeds = True
@@ -48,12 +48,12 @@ class SeededStage:
         return self
 
     def take_place(self) -> tuple[int, int, int] | None:
-        """Return the place of the pass in a run; None for passes after the first of an epoch."""
+        """Return the place of the pass in a run; None for all but the first pass of an epoch."""
         place, self.place_in_run = self.place_in_run, None
         return place
 
     def take_seed(self) -> int:
-        """Return the seed of a new pass; if no loader has ever set one, a seed from torch's generator."""
+        """Return the seed of a new pass, or one from torch's generator if no loader has ever set a seed."""
         seed, self._seed = self._seed, None
         if seed is None:
             if self._last_seed is None:
@@ -69,7 +69,7 @@ def later_seed(seed: int) -> int:
 
 
 def pending_seed(stage: Any) -> int | None:
-    """Return the seed that was set for the next iteration of a stage; None if there is none or it is unknown."""
+    """Return the seed set for the next iteration of a stage; None if there is none or it is unknown."""
     if SEED in vars(stage):
         seed, is_used = vars(stage)[SEED]
         return None if is_used else seed
@@ -81,8 +81,8 @@ def derive_later_seeds(pipe: Any) -> None:
     """Make stages of other packages derive the seeds of later passes like `SeededStage`.
 
     torch's ``.shuffle()`` forgets its seed when a pass begins. For the next pass, it draws one from torch's generator,
-    which differs between workers, so each worker would split a different order. This function wraps, once per process,
-    the methods by which a class takes its seed and begins a pass. Loaders call it before they seed a pipeline.
+    which differs between workers, so each worker would split a different order. Once per process, this function wraps
+    the methods with which a class takes its seed and begins a pass. Loaders call it before they seed a pipeline.
 
     Args:
         pipe: the last stage.
@@ -113,7 +113,7 @@ def _recording_set_seed(set_seed: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _reseeding_reset(reset: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a ``reset`` that sets a seed if a pass begins and none was set since the last one began."""
+    """Return a ``reset`` that sets a seed if none was set since the previous pass began."""
 
     @functools.wraps(reset)
     def seed_and_reset(self: Any) -> None:
@@ -121,7 +121,7 @@ def _reseeding_reset(reset: Callable[..., Any]) -> Callable[..., Any]:
         if is_used:
             self.set_seed(later_seed(seed))
         reset(self)
-        # Set after the call, since the method may call that of the base class.
+        # Set after the call, because the method may call that of the base class.
         if seed is not None:
             vars(self)[SEED] = vars(self)[SEED][0], True
 

@@ -1,4 +1,4 @@
-"""The list of shards before the split, which is the same in every worker and when training resumes."""
+"""The list of shards before the split, which must be the same in every worker and when training resumes."""
 
 from __future__ import annotations
 
@@ -27,23 +27,24 @@ from wds_datapipes.redaction.urls import mask_credentials, may_hold_credentials
 from wds_datapipes.seeds import derived_seed
 
 Seen = list[Any]
-"""The digest of the part of a list that was read: the number of items, their digest, and the text of the last one."""
+"""The digest of the part of a list that was read: the number of items, their digest, and the text of the last item."""
 
 #: The maximum length of an item's text in a message.
 MAX_TEXT = 200
-#: The most items that are added to the digest at once.
+#: The maximum number of items to add to the digest at once.
 MAX_UNSEEN = 4096
 
 
 @iterated_by_loader
 class ShardOrder(EngineStage[Any]):
-    """Yields the items of a list, such as the URLs of shards, and keeps a digest of them.
+    """Yields the items of a list, such as the URLs of shards, and keeps their digest.
 
     Loaders insert it before the stage that splits the list. The digest is part of the state, so a changed list is
     detected on resume, and workers with different lists are detected at the end of a pass.
 
-    If the list may depend on the global generators, such as by a user's ``random.shuffle``, their state is derived from
-    the seed of the epoch while it is read: it is the same in every worker, on every rank, and when training resumes.
+    If the list may depend on the global generators, for example through a user's ``random.shuffle``, their state is
+    derived from the seed of the epoch while the list is read. The list is then the same in every worker, on every rank,
+    and when training resumes.
 
     Yields:
         Any: the items of ``source``, unchanged.
@@ -54,9 +55,9 @@ class ShardOrder(EngineStage[Any]):
         may_draw: whether the list may depend on the global generators.
 
     Attributes:
-        whole: the digest of the first pass of the epoch, once it has ended; None before.
-        seeds: the seeds of its passes, if the list may depend on them. It has no ``set_seed``: loaders draw a seed for
-            each stage that has one, so the orders of all other stages would change.
+        whole: the digest of the first pass of the epoch once it has ended; None before.
+        seeds: the seeds of the passes, if the list may depend on them. This stage has no ``set_seed``, because loaders
+            draw a seed for each stage that has one, which would change the orders of all other stages.
 
     Raises:
         ChangedShardError: the list differs from that of the loaded state.
@@ -64,7 +65,7 @@ class ShardOrder(EngineStage[Any]):
 
     is_transparent = True
     is_stateless = True
-    #: The number of changes to ``seen`` in all instances, in a list: setting an attribute of a class takes longer.
+    #: The number of changes to ``seen`` in all instances, in a list because setting a class attribute takes longer.
     changes: ClassVar[list[int]] = [0]
 
     def __init__(self, source: IterDataPipe[Any], *, is_split: bool = True, may_draw: bool = False) -> None:
@@ -85,7 +86,7 @@ class ShardOrder(EngineStage[Any]):
         yield from self.share(1, 0)
 
     def share(self, count: int, first: int) -> Iterator[Any]:
-        """Yield every ``count``-th item from ``first`` on; those of a long list without reading the others."""
+        """Yield every ``count``-th item, starting with number ``first``; in a long list, the others are not read."""
         expected, self._expected = self._expected or [0, "", ""], None
         self._seen, self._unseen, self._number_of_samples_yielded = [0, "", ""], [], 0
         ShardOrder.changes[0] += 1
@@ -138,13 +139,13 @@ class ShardOrder(EngineStage[Any]):
 
 
 class UrlList:
-    """URLs of shards, hidden from torch, which searches every list in an attribute for datapipes in each epoch.
+    """URLs of shards, hidden from torch, which would search a list in an attribute for datapipes in each epoch.
 
     Args:
         urls: the URLs.
 
     Attributes:
-        order: the number of each URL that a pass yields.
+        order: the numbers of the URLs in the order in which a pass yields them.
     """
 
     order: npt.NDArray[np.int64]
@@ -153,25 +154,25 @@ class UrlList:
         self.urls = urls
 
     def in_order(self, order: npt.NDArray[np.int64]) -> UrlList:
-        """Return the list with an order."""
+        """Return a copy of the list with an order."""
         self.digest  # noqa: B018  cached once for all orders
         found = copy.copy(self)
         found.order = order
         return found
 
     def seen(self, count: int, before: Seen) -> Seen:
-        """Return the digest of the list and of the first numbers in the order, after that of fewer numbers."""
+        """Return the digest of the list and the first ``count`` numbers in the order, given that of fewer numbers."""
         begun = int(before[1], 16) if before[1] else crc32(self.digest.encode())
         crc = crc32(self.order[before[0] : count].astype("<i8").tobytes(), begun)
         return [count, f"{crc:08x}", _text(self.urls[self.order[count - 1]], redact)[-MAX_TEXT:]]
 
     @cached_property
     def digest(self) -> str:
-        """The digest of all URLs, which takes a tenth of a second for a million."""
+        """The digest of all URLs; for a million URLs, it takes a tenth of a second."""
         return fingerprint(self.urls)
 
     def fingerprint(self) -> str:
-        """Return the number of shards, the first and last URL, and a digest of all."""
+        """Return the number of shards, the first and last URL, and a digest of all URLs."""
         text = f"{len(self.urls)} shards"
         if self.urls:
             text += f" from {redact(self.urls[0])} to {redact(self.urls[-1])}"
@@ -179,7 +180,7 @@ class UrlList:
 
 
 def _draw_alike(source: IterDataPipe[Any], seed: int) -> Iterator[Any]:
-    """Yield the items of a list, with states of the global generators that are derived from a seed."""
+    """Yield the items of a list while the states of the global generators are derived from a seed."""
     own = [derived_seed("global generators", seed, number) for number in range(3)]
     torchs = torch.Generator().manual_seed(own[2] >> 1)
     numpys = np.random.RandomState(own[1] >> 32)
@@ -201,12 +202,12 @@ def _draw_alike(source: IterDataPipe[Any], seed: int) -> Iterator[Any]:
 
 
 def guard_listings(pipe: Any, seed: int, *, drawn_only: bool = False) -> None:
-    """Insert a `ShardOrder` before each stage that splits the data, and each that reads an unsplit list of shards.
+    """Insert a `ShardOrder` before each stage that splits the data, or reads an unsplit list of shards.
 
     Args:
         pipe: the last stage.
-        seed: the seed of the epoch, which all workers and ranks share. All listings draw the same numbers in each.
-        drawn_only: insert it only if a stage may draw from the global generators, for loaders without a state.
+        seed: the seed of the epoch, which all workers and ranks share, so that their listings draw the same numbers.
+        drawn_only: insert it only if a stage may draw from the global generators; for loaders without a state.
     """
     for stage in upstream(pipe):
         is_split = splits(stage)
@@ -239,20 +240,20 @@ def remove_listings(pipe: Any) -> None:
 
 
 def listings_before(pipe: Any) -> list[ShardOrder]:
-    """Return the listings of a pipeline that ends with a stage."""
+    """Return the listings in a pipeline, given its last stage."""
     return [stage for stage in upstream(pipe) if isinstance(stage, ShardOrder)]
 
 
 def merge_seen(parts: Sequence[Sequence[Seen]]) -> list[Seen]:
-    """Return the digest of each list from the instance that has read most of it."""
+    """Return the digest of each list from the instance that has read the most of it."""
     return [max(seen, key=lambda each: int(each[0])) for seen in zip(*(part for part in parts if part), strict=False)]
 
 
 def _check(begun: list[Any], expected: Seen) -> None:
-    """Make sure that a list begins as before.
+    """Check that a list begins as before.
 
     Raises:
-        ChangedShardError: it does not.
+        ChangedShardError: it begins differently.
     """
     found: Seen = [0, "", ""]
     if begun:
@@ -260,14 +261,14 @@ def _check(begun: list[Any], expected: Seen) -> None:
     if found != expected:
         raise ChangedShardError(
             f"The list of shards has changed since the state was saved: it began with {expected[0]} items, up to "
-            f"{expected[2]}, and some of them differ or are missing, as it begins with {found[0]}, up to {found[2]}, "
-            f"now. The state records positions in this list, so samples would be repeated or skipped. Resume with the "
-            f"same list, in the same order"
+            f"{expected[2]}, but some of them differ or are missing: it now begins with {found[0]}, up to {found[2]}. "
+            f"The state records positions in this list, so samples would be repeated or skipped. Resume with the same "
+            f"list, in the same order"
         )
 
 
 def _with(seen: Seen, texts: Sequence[str]) -> Seen:
-    """Return the digest with the texts of more items; it does not depend on how many come at a time."""
+    """Extend a digest by the texts of more items; the result does not depend on how they are grouped into calls."""
     count, digest, _ = seen
     joined = "\0".join(texts)
     if may_hold_credentials(joined):
@@ -277,7 +278,7 @@ def _with(seen: Seen, texts: Sequence[str]) -> Seen:
 
 
 def _text(item: Any, hide: Callable[[str], str]) -> str:
-    """Return the text of an item of a list, with the credentials hidden."""
+    """Return the text of an item of a list, with credentials hidden."""
     if isinstance(item, os.PathLike):
         item = os.fspath(item)
     if isinstance(item, str):
