@@ -18,7 +18,7 @@ Pair = namedtuple("Pair", ["left", "right"])  # noqa: PYI024 - a plain one, as t
 
 
 def plain(value: Any) -> Any:
-    """A value with its tensors and arrays as lists and numbers, and its tuples unchanged."""
+    """Return a value with tensors and arrays replaced by lists and numbers, and with its tuples unchanged."""
     if isinstance(value, torch.Tensor | np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, dict):
@@ -72,7 +72,7 @@ def test_numbers_in_tensors_stay_tensors() -> None:
         ({"a": [1, 2], "b": torch.zeros(3)}, "'a' has 2 items and 'b' has 3. A list in a batch"),
         ({}, "got an empty dict"),
         ({"a": [1, 2], "b": torch.tensor(3)}, r"got a Tensor of shape \(\) in 'b'"),
-        ({"a": [1, 2], "b": {"c": [3, 4]}}, "got a dict in 'b'.*to split dicts in a batch, take them out before"),
+        ({"a": [1, 2], "b": {"c": [3, 4]}}, "got a dict in 'b'.*to split dicts in a batch, take them out first"),
         ([{"__key__": "a", "x": [0]}, [1]], "got a dict in 0. To split lists of samples, use"),
         (3, "got a int in 0"),
     ],

@@ -111,10 +111,10 @@ def test_the_length_of_a_field_is_its_number_or_its_len(value: Any, length: int)
 
 
 @pytest.mark.parametrize("value", [2.0, -1, None, True, torch.tensor(1.5)])
-def test_a_length_that_is_no_count_is_an_error_that_names_the_sample(value: Any) -> None:
+def test_a_length_that_is_not_a_count_is_an_error_that_names_the_sample(value: Any) -> None:
     samples = IterableWrapper([{"__key__": "a", "__url__": "a.tar", "x": value}], deepcopy=False)
     with pytest.raises(
-        SampleSizeError, match=r"the field 'x' of .* the length .* for the sample 'a' of a\.tar, .* an int"
+        SampleSizeError, match=r"the field 'x' of .* the length .* for the sample 'a' of a\.tar, .* integer"
     ):
         list(samples.bucket_samples("x", batch_size=2))
     with pytest.raises(SampleSizeError, match=r"^length of bucket_samples gives"):

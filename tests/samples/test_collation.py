@@ -1,4 +1,4 @@
-"""Batches collated like webdataset's, and the errors if that is impossible."""
+"""Batches are collated as in webdataset; if that is impossible, there is an error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Point(NamedTuple):
     y: str
 
 
-#: Samples that both collate alike.
+#: Samples that both collate identically.
 ALIKE: dict[str, list[Any]] = {
     "numbers": [(1, 1.5, True, 2**40), (2, 2.5, False, -1)],
     "numbers of several types": [(1, True), (2.5, 2)],
@@ -42,7 +42,7 @@ ALIKE: dict[str, list[Any]] = {
 
 
 def comparable(value: Any) -> Any:
-    """A representation that distinguishes batches, including types of arrays and tensors."""
+    """Return a representation that distinguishes batches, including the types of arrays and tensors."""
     if isinstance(value, dict):
         return {key: comparable(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):

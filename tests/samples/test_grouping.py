@@ -1,4 +1,4 @@
-"""Members become samples: the rules, compared with a simple implementation of them, and the effect of broken shards."""
+"""Grouping members into samples: the rules, compared with a simple implementation, and broken shards."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from wds_datapipes.shards.loading import ReadOptions, load_wds_shards, read_shar
 from wds_datapipes.testing import build_shard
 from wds_datapipes.types import Member, Sample, Shard
 
-#: Its URL, its names, and whether it can be read to its end.
+#: The URL of a shard, its names, and whether it can be read to the end.
 ShardSpec = tuple[str, list[str], bool]
 
 
 def members(shards: Iterable[ShardSpec]) -> Iterator[Member]:
-    """The members from loading the shards; the content of each file is its name and its number."""
+    """Yield the members of the shards; the content of each file is its name and number."""
     for url, names, whole in shards:
         read = Shard(url)
         for number, name in enumerate(names):
@@ -49,7 +49,7 @@ def fields(sample: Sample) -> list[str]:
 
 def test_a_pass_without_any_wanted_field_warns_with_the_names_there_are() -> None:
     with pytest.warns(
-        UserWarning, match=r"yielded none of 2 samples, since none has a field 'clss'\. .* 'cls', 'jpg'$"
+        UserWarning, match=r"yielded none of 2 samples, because none has a field 'clss'\. .* 'cls', 'jpg'$"
     ):
         assert group("a.jpg", "a.cls", "b.cls", fields=["clss"]) == []
     assert len(group("a.jpg", "b.cls", fields=["cls", "txt"])) == 1  # a field may be optional
@@ -98,7 +98,7 @@ def test_a_repeated_key_can_be_an_error() -> None:
     assert [(sample["__key__"], fields(sample)) for sample in kept] == [("a", ["jpg"]), ("b", ["jpg"]), ("c", ["jpg"])]
 
 
-def test_as_many_keys_are_remembered_as_asked() -> None:
+def test_the_requested_number_of_keys_is_remembered() -> None:
     names = ["a.x", "b.x", "a.y", "b.y"]
     kept = group(*names, on_repeated_key="raise", on_error="skip", remembered_keys=1)
     assert [sample["__key__"] for sample in kept] == ["a", "b", "b"]
@@ -200,7 +200,7 @@ GOOD = [("a", b"0"), ("b", b"0"), ("a", b"1"), ("a", b"2"), ("b", b"2")]
 def test_a_truncated_shard_never_merges_with_the_next(shards: list[str], size: int) -> None:
     with open(shards[1], "wb") as file, open(shards[0], "rb") as whole:
         file.write(whole.read(size))
-    # Its first sample is known to be complete once the first file of its second one was read.
+    # The first sample is known to be complete once the first file of the second sample has been read.
     before = GOOD[:2] + [("a", b"0")] * (size > 2560)
     assert known(group_samples(read_shards(shards, ReadOptions(on_error="skip")))) == before + GOOD[3:]
     samples = group_samples(read_shards(shards))

@@ -1,4 +1,4 @@
-"""Samples of several open shards: their order, errors, and that every file is closed."""
+"""Samples of several open shards: order, errors, and the closing of every file."""
 
 from __future__ import annotations
 

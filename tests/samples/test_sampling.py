@@ -1,4 +1,4 @@
-"""Parts of a stream: which items pass, and how much of the source is read."""
+"""Parts of a stream: the items that pass, and how much of the source is read."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def test_split_keeps_all_tokens_and_truncate_the_first_ones(lengths: list[int], 
 def test_reading_the_held_samples_again_resumes_with_the_same_rows(
     lengths: list[int], open_rows: int, most: int, long_samples: LongSamples
 ) -> None:
-    # A row that is not yielded has room for at least one token more.
+    # A row that is not yet yielded has room for at least one more token.
     check_buffer_resumes(
         run(most, long_samples, open_rows), samples_of(lengths), most=open_rows * max(most - 1, 0) + most
     )
@@ -133,11 +133,11 @@ def test_lists_become_arrays_and_empty_samples_keep_their_place() -> None:
     [
         ({"labels": [1]}, r"packs the field 'tokens', but the sample 'x' .* has \['labels'\]"),
         ({"tokens": [1, 2], "labels": [1]}, r"the same length, but those of the sample 'x' .* tokens: 2, labels: 1"),
-        ({"tokens": [[1], [2, 3]], "labels": [1]}, r"one dimension, .* 'tokens' of the sample 'x' .* is a list"),
-        ({"tokens": b"abc", "labels": [1]}, r"one dimension, but the field 'tokens' of the sample 'x' .* is a bytes"),
-        ({"tokens": ["a"], "labels": [1]}, r"arrays of numbers .* the field 'tokens'"),
+        ({"tokens": [[1], [2, 3]], "labels": [1]}, r"one-dimensional .* 'tokens' of the sample 'x' .* is a list"),
+        ({"tokens": b"abc", "labels": [1]}, r"one-dimensional .* field 'tokens' of the sample 'x' .* is a bytes"),
+        ({"tokens": ["a"], "labels": [1]}, r"arrays of numbers, but the field 'tokens'"),
         ({"tokens": torch.zeros(2, 3), "labels": [1]}, r"is a Tensor of shape \(2, 3\) and torch.float32"),
-        ({"tokens": [1.5], "labels": [1]}, r"'x' .* has ndarray of float64, .* before have ndarray of int64"),
+        ({"tokens": [1.5], "labels": [1]}, r"'x' .* has ndarray of float64, .* samples have ndarray of int64"),
         ({"tokens": [1] * 9, "labels": [1] * 9}, r"the sample 'x' .* has 9 tokens, .* at most max_length=8"),
     ],
 )

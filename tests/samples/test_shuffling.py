@@ -1,4 +1,4 @@
-"""The shuffle: each item once, within its bounds, in the same order for the same seed."""
+"""The shuffle yields each item once, stays within its bounds, and repeats its order for the same seed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_each_item_comes_once_and_the_seed_decides_the_order(
 
 
 def followed(buffer_size: int, initial: int, max_bytes: int | None, sizes: list[int]) -> Iterator[tuple[int, int]]:
-    """How many items are buffered, and how many bytes, each time that another one is requested."""
+    """Return the numbers of buffered items and bytes whenever another item is requested."""
     held: list[bytes] = []
     states: list[tuple[int, int]] = []
 

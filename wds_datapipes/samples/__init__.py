@@ -1,1 +1,1 @@
-"""Grouping members into samples, and operations on samples: shuffling, selecting, mixing, joining."""
+"""Group members into samples, and operate on samples: shuffle, select, mix, join."""

@@ -1,4 +1,4 @@
-"""Collating samples into batches of columns, and unbatching."""
+"""Collate samples into batches of columns, and split such batches."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ Ragged: TypeAlias = Literal["raise", "list"]
 def collate_samples(
     samples: Sequence[Any], *, combine_tensors: bool = True, combine_scalars: bool = True, ragged: Ragged = "raise"
 ) -> Any:
-    """Collate samples into one batch as webdataset does, for ``.batch(n).collate(collate_fn=collate_samples)``.
+    """Collate samples into a batch as webdataset does, for ``.batch(n).collate(collate_fn=collate_samples)``.
 
-    Numbers become a NumPy array; tensors and arrays are stacked; everything else is a list: strings, bytes, None, PIL
-    images, and dicts and lists of any length, as in JSON. torch's own collation, the default of ``.collate()``, makes
-    tensors of numbers and arrays, recurses into dicts and lists, and rejects None, PIL images and lists of different
-    lengths.
+    Numbers become a NumPy array; tensors and arrays are stacked; all other values become lists: strings, bytes, None,
+    PIL images, and dicts and lists of any length, as in JSON. torch's own collation, the default of ``.collate()``,
+    turns numbers and arrays into tensors, recurses into dicts and lists, and rejects None, PIL images and lists of
+    different lengths.
 
     Args:
-        samples: dicts with the same keys, collated into a dict of columns; or tuples of the same length, into a tuple.
+        samples: dicts with the same keys, which are collated into a dict of columns, or tuples of the same length,
+            which are collated into a tuple.
         combine_tensors: stack tensors and arrays instead of returning lists.
-        combine_scalars: make arrays of numbers instead of returning lists.
+        combine_scalars: combine numbers into arrays instead of returning lists.
         ragged: what to do with tensors and arrays of different shapes: ``"raise"``, or keep them in a ``"list"``.
 
     Raises:
-        ValueError: there are no samples, or they have different keys or lengths, or tensors of different shapes.
+        ValueError: there are no samples, or they differ in their keys or lengths, or in the shapes of tensors.
         TypeError: a sample is neither a dict nor a tuple.
 
     Examples:
@@ -88,7 +89,7 @@ def _column(values: list[Any], name: object, combine_tensors: bool, combine_scal
 
 
 def unbatch_samples(source: Iterable[Any]) -> Iterator[Any]:
-    """Yield the samples of each batch, in the structure of the batch: a dict of columns becomes dicts."""
+    """Yield the samples of each batch in the structure of the batch: a dict of columns becomes dicts."""
     for batch in source:
         columns = _columns(batch)
         names, lengths = list(columns), [*map(len, columns.values())]
@@ -110,10 +111,10 @@ def unbatch_samples(source: Iterable[Any]) -> Iterator[Any]:
 
 
 def _columns(batch: Any) -> Any:
-    """Return the columns of a batch by their names or positions.
+    """Return the columns of a batch by name or position.
 
-    A list or tuple without possible columns, such as one of strings, is itself a column: torch collates strings into
-    a list or a tuple, depending on the case.
+    A list or tuple that contains no possible column, such as one of strings, is itself a column, because torch may
+    collate strings into a list or a tuple.
     """
     is_group = isinstance(batch, list | tuple) and any(map(_is_column, batch))
     columns = batch if isinstance(batch, Mapping) else dict(enumerate(batch if is_group else [batch]))
@@ -122,7 +123,7 @@ def _columns(batch: Any) -> Any:
             shape = f" of shape {tuple(column.shape)}" if hasattr(column, "shape") else ""
             raise TypeError(
                 f"unbatch_samples needs batches of columns ({KINDS}), but got a {type(column).__name__}{shape} in "
-                f"{name!r}. To split lists of samples, use .unbatch(); to split dicts in a batch, take them out before"
+                f"{name!r}. To split lists of samples, use .unbatch(); to split dicts in a batch, take them out first"
             )
     if not columns:
         raise ValueError(f"unbatch_samples needs batches of columns ({KINDS}), but got an empty {type(batch).__name__}")

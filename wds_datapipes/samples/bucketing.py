@@ -25,13 +25,13 @@ Length: TypeAlias = str | Callable[[Any], int]
 
 @dataclass(frozen=True)
 class LengthBuckets:
-    """Which samples share a bucket, and how many of them make a batch.
+    """Determines which samples share a bucket, and how many of them form a batch.
 
     Args:
-        boundaries: the longest length of each bucket, in ascending order; longer samples share another one. None stands
-            for four buckets between powers of two: 1, 2, ..., 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, and so on.
-        batch_size: the most samples in a batch.
-        max_tokens: the most tokens in a padded batch: the longest length times the number of samples.
+        boundaries: the longest length of each bucket, in ascending order; longer samples share another bucket. None
+            means four buckets between powers of two: 1, 2, ..., 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, and so on.
+        batch_size: the maximum number of samples in a batch.
+        max_tokens: the maximum number of tokens in a padded batch: the longest length times the number of samples.
 
     Raises:
         TypeError: a boundary is not an integer.
@@ -58,7 +58,7 @@ class LengthBuckets:
             raise ValueError(f"boundaries must be in ascending order, without repetitions, not {self.boundaries}")
 
     def number(self, length: int) -> int:
-        """Return the number of the bucket for a length; the buckets of shorter lengths have lower numbers."""
+        """Return the number of the bucket for a length; buckets for shorter lengths have lower numbers."""
         if self.boundaries is not None:
             return bisect_left(self.boundaries, length)
         length = max(length, 1)
@@ -96,16 +96,16 @@ def bucket_samples(
     buffer: SampleBuffer,
     position: Callable[[], SamplePosition] | None = None,
 ) -> Iterator[list[T]]:
-    """Yield batches of samples from the same bucket, each as soon as no other sample fits into it.
+    """Yield batches of samples from the same bucket, each as soon as no further sample fits into it.
 
     Args:
         source: the samples, preceded by those in ``buffer``.
         buckets: the buckets.
         length_of: the length of a sample.
-        drop_last: drop the samples that remain at the end, instead of yielding them from the shortest to the longest.
+        drop_last: drop the samples that remain at the end instead of yielding them from the shortest to the longest.
         on_error: the policy for samples without a valid length.
         buffer: the samples that are held back; updated in place.
-        position: returns the position of the last item of ``source``, if it is known.
+        position: returns the position of the last item of ``source``, if known.
     """
     policy = ErrorPolicy(on_error, "bucket_samples")
     held = defaultdict[int, _Bucket[T]](_Bucket)
@@ -121,7 +121,7 @@ def bucket_samples(
             if not buckets.fits(1, length):
                 raise SampleSizeError(
                     f"{_describe(sample)} has the length {length}, which exceeds max_tokens={buckets.max_tokens} of "
-                    'bucket_samples. Raise the limit, shorten such samples before, or skip them with on_error="skip"'
+                    'bucket_samples. Raise the limit, shorten such samples first, or skip them with on_error="skip"'
                 )
         except Exception as error:  # noqa: BLE001 - the policy handles all errors of a user's function
             if policy.handle(error, sample if isinstance(sample, Mapping) else None):
@@ -131,7 +131,7 @@ def bucket_samples(
         if not buckets.fits(len(held[number].samples) + 1, max(held[number].longest, length)):
             yield take(number)
         held[number].add(sample, length, place)
-        del sample  # do not keep it alive once its batch is yielded
+        del sample  # its batch must not keep it alive
         if not buckets.fits(len(held[number].samples) + 1, held[number].longest):
             yield take(number)
     policy.finish()
@@ -144,7 +144,7 @@ def _measure(sample: Any, length_of: Length) -> int:
 
     Raises:
         MissingFieldError: it does not have the field.
-        SampleSizeError: its length is not an integer from 0.
+        SampleSizeError: its length is not a non-negative integer.
         TypeError: it has no fields.
     """
     if isinstance(length_of, str):
@@ -168,8 +168,8 @@ def _measure(sample: Any, length_of: Length) -> int:
     if length < 0 or isinstance(found, bool):
         what = f"the field {length_of!r}" if isinstance(length_of, str) else "length"
         raise SampleSizeError(
-            f"{what} of bucket_samples gives the length {found!r:.100} for {_describe(sample)}, and must give an "
-            "integer from 0"
+            f"{what} of bucket_samples gives the length {found!r:.100} for {_describe(sample)}, but must give a "
+            "non-negative integer"
         )
     return length
 

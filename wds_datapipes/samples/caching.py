@@ -16,11 +16,11 @@ from wds_datapipes.errors import CacheError
 from wds_datapipes.io.file_lock import AtomicFile
 from wds_datapipes.on_error.policy import note
 
-#: The first bytes of a cache file. Frames follow: one for the stages before the cache, and one for each sample.
+#: The first bytes of a cache file. One frame for the stages before the cache, and one for each sample follow.
 MAGIC = b"wds-datapipes samples 3\n"
 #: The head of a frame: the length of its payload, and the checksum of all payloads up to and including this one.
 FRAME = struct.Struct("<qI")
-#: The length in the head of a last frame, which has no payload.
+#: The length in the head of the last frame, which has no payload.
 END = -1
 
 Begin = Callable[[], Iterable[Any]]
@@ -49,7 +49,7 @@ class MemoryCache:
 
     def cached(self, begin: Begin, part: CachedPart, _: Describe) -> Iterator[Any]:
         """Yield the samples of a pass, as `cached_on_disk` does."""
-        if self._pickled is not None and self._part == part:  # a forked process inherits the cache of another part
+        if self._pickled is not None and self._part == part:  # a forked process may inherit another part's cache
             yield from map(_unpickle_sample, self._pickled)
             return
         pickled = []
@@ -60,7 +60,7 @@ class MemoryCache:
 
 
 def cached_on_disk(folder: str, begin: Begin, part: CachedPart, stages: Describe) -> Iterator[Any]:
-    """Yield the samples of a pass: those in the file of a part, or those of the source, which are then written to it.
+    """Yield the samples of a pass from the file of a part, or from the source while writing them to that file.
 
     Args:
         folder: the directory of the cache.
@@ -140,8 +140,8 @@ def open_samples(path: str, stages: Sequence[str]) -> Generator[bytes, None, Non
     """Return an iterator over the samples of a cache file, or None if there is none.
 
     Raises:
-        CacheError: the file was created by other stages, or is not a cache file; or, from the iterator, it is truncated
-            or damaged.
+        CacheError: the file belongs to other stages, or is not a cache file; or, during iteration, it is found to be
+            truncated or damaged.
     """
     payloads = _read_payloads(path)
     try:
@@ -166,7 +166,7 @@ def open_samples(path: str, stages: Sequence[str]) -> Generator[bytes, None, Non
 
 def _read_payloads(path: str) -> Generator[bytes, None, None]:
     """Yield the stages, as JSON, and the samples of a cache file."""
-    with open(path, "rb") as stream:  # noqa: PTH123  as everywhere where speed matters
+    with open(path, "rb") as stream:  # noqa: PTH123  open() is faster
         size = os.fstat(stream.fileno()).st_size
         if stream.read(len(MAGIC)) != MAGIC:
             raise _damage_error(path, 0)
@@ -199,7 +199,7 @@ def _pickle_sample(sample: object) -> bytes:
         key = sample.get("__key__") if isinstance(sample, Mapping) else None
         which = f"an item of type {type(sample).__name__}" if key is None else f"the sample {key!r}"
         raise CacheError(
-            f"cache_samples cannot cache {which}, as it cannot be pickled: {type(error).__name__}: {error}. Put the "
+            f"cache_samples cannot cache {which}: pickling it raised {type(error).__name__}: {error}. Put the "
             f"cache before the stage that creates it"
         ) from error
 

@@ -1,4 +1,4 @@
-"""Splitting a stream into epochs, each of which continues where the last one ended."""
+"""Split a stream into epochs, each of which continues where the previous one ended."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from wds_datapipes.errors import EmptySourceError
 
 T = TypeVar("T")
 
-#: The number of consecutive passes without an item that raise an error. A single one may be chance: a stage may keep
-#: only a few random samples.
+#: The number of consecutive passes without an item after which an error is raised. A single one may be chance, because
+#: a stage may keep only a few random samples.
 EMPTY_PASSES = 10
 
 logger = logging.getLogger("wds_datapipes")
 
-#: Streams inherited from the parent process of a fork. Their files and commands are still in use there, so they are
-#: neither read nor closed here.
+#: Streams inherited from the parent process of a fork. They are neither read nor closed here, because the parent still
+#: uses their files and commands.
 _INHERITED: list[Iterator[Any]] = []
 
 
 class Stream(Generic[T]):
-    """A source that is read repeatedly, and kept open between epochs.
+    """A source that is read repeatedly and kept open between epochs.
 
-    A copy, such as in another process, starts from the beginning.
+    A copy, such as one in another process, starts from the beginning.
 
     Attributes:
         given: the number of items yielded in this epoch.
@@ -48,7 +48,7 @@ class Stream(Generic[T]):
 
     @property
     def is_open(self) -> bool:
-        """Whether a pass is not known to have ended."""
+        """Whether a pass has started and is not known to have ended."""
         return self.is_begun and self._items is not None
 
     def resume_from(self, items: Iterator[T] | None, passes: int, given: int) -> None:
@@ -68,9 +68,9 @@ class Stream(Generic[T]):
         Args:
             count: the number of items, over as many passes as necessary.
             begin: starts a pass; called with its number, from 0.
-            has_no_shards: whether this instance never gets a shard. Called after a pass without an item; if it returns
-                True, there are no items at all.
-            rotation_period: the number of passes in which this instance reads all of the source.
+            has_no_shards: called after a pass without an item; if it returns True, this instance never gets a shard,
+                and iteration ends.
+            rotation_period: returns the number of passes in which this instance reads all of the source.
 
         Raises:
             EmptySourceError: the whole source was read `EMPTY_PASSES` times without an item.
@@ -111,4 +111,4 @@ class Stream(Generic[T]):
             is_new, empty = False, 0
             self.given += 1
             yield item
-            del item  # do not keep it alive between two epochs
+            del item  # free it between two epochs

@@ -1,4 +1,4 @@
-"""Mapping of samples and of their fields, and the words that stages for samples share."""
+"""Mapping of samples and of their fields, and terms that stages for samples share."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from wds_datapipes.on_error.policy import ErrorPolicy, OnError, note
 from wds_datapipes.types import Sample
 
 Missing: TypeAlias = Literal["raise", "none"]
-"""What to do if a value is missing in a sample: the words of ``missing=`` in stages that return values."""
+"""What to do if a sample lacks a value: the choices for ``missing=`` in stages that return values."""
 
 Lacking: TypeAlias = Literal["raise", "keep", "skip"]
-"""What to do with a sample that lacks a field or an entry: the words of ``missing=`` in stages that return samples."""
+"""What to do with a sample that lacks a field or an entry: choices for ``missing=`` in stages that return samples."""
 
 Function: TypeAlias = Callable[[Any], Any]
 T = TypeVar("T")
 
-#: The field of `IndexedSamples` that is true for samples that only fill up a batch.
+#: The field of `IndexedSamples` that is true for samples that only pad a batch.
 PADDING_MARK = "__padding__"
-#: The metadata that identify a sample's source, and whether it is padding.
+#: The metadata that identify a sample's source, and the mark of padding.
 ORIGIN = ("__key__", "__url__", "__local_path__", PADDING_MARK)
 
 
@@ -48,7 +48,7 @@ def map_samples(
 def map_dict(
     source: Iterable[Sample], functions: Mapping[str, Function], *, on_error: OnError = "raise"
 ) -> Iterator[Sample]:
-    """Yield each sample as a new dictionary with the functions applied to their fields."""
+    """Yield each sample as a new dictionary, with the functions applied to their fields."""
     policy = ErrorPolicy(on_error, "map_dict")
     for sample in policy.counted(source):
         if not isinstance(sample, dict):
@@ -72,7 +72,7 @@ def map_dict(
 def map_tuple(
     source: Iterable[Sequence[Any]], functions: Sequence[Function | None], *, on_error: OnError = "raise"
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield each sequence as a tuple with the functions applied by position; None leaves an element unchanged."""
+    """Yield each sequence as a tuple, with the functions applied by position; None leaves an element unchanged."""
     policy = ErrorPolicy(on_error, "map_tuple")
     for values in policy.counted(source):
         if isinstance(values, Mapping):
@@ -98,7 +98,7 @@ def map_tuple(
 
 
 class WrongItemError(TypeError):
-    """An item or a table that no error policy skips, since all others are like it."""
+    """An item or a table of the wrong type, which no error policy skips, because all others are like it."""
 
     concerns_all = True
 
@@ -107,7 +107,7 @@ def not_a_sample_error(stage: str, item: object) -> WrongItemError:
     """Return the error for an item that is not a sample."""
     return WrongItemError(
         f"{stage} needs samples, which are dicts of fields, but got a {type(item).__name__}: "
-        f"put it after group_samples, and before stages such as to_tuple"
+        f"put it after group_samples and before stages such as to_tuple"
     )
 
 

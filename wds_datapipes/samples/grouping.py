@@ -19,18 +19,18 @@ from wds_datapipes.user_warnings import warn_user
 OnDuplicate: TypeAlias = Literal["raise", "first", "last"]
 OnRepeatedKey: TypeAlias = Literal["warn", "raise", "ignore"]
 
-#: How many keys of a shard are kept to detect repeated keys: at most about 10 MB.
+#: The maximum number of a shard's keys to keep for detecting repeated keys: about 10 MB.
 KEYS_REMEMBERED = 65_536
-#: How many names of fields a warning lists.
+#: The maximum number of field names in a warning.
 MAX_NAMED = 50
-#: A prefix that no member's name has.
+#: A prefix that no member name has.
 NO_NAME = "\0"
 
 
 def group_samples(shards: Iterable[ShardMembers], **options: Any) -> Iterator[Sample]:
     """Group consecutive members with the same key into samples; a sample never spans two shards.
 
-    The last sample of a truncated shard is dropped, since it may lack a field.
+    The last sample of a truncated shard is dropped, because it may lack a field.
 
     Args:
         shards: the shards with their members, as `read_shards` or `split_by_shard` yield them.
@@ -42,18 +42,18 @@ def group_samples(shards: Iterable[ShardMembers], **options: Any) -> Iterator[Sa
 
 
 class SampleGrouping:
-    """How members are grouped into samples.
+    """Groups members into samples.
 
     Args:
         key_rule: splits a name into key and field.
         fields: the fields to keep; all by default.
-        lowercase: convert the names of fields to lower case.
+        lowercase: convert field names to lower case.
         on_duplicate: what to do if a field occurs twice in a sample.
         on_repeated_key: what to do if a key occurs again after other keys of the same shard.
         on_error: the error policy, applied to samples.
-        on_fault: called with a `DuplicateKeyError`, the key and the field, or "", instead of the error policy. The
-            sample is kept then, with the first of its duplicate fields.
-        remembered_keys: how many keys of a shard are kept to detect repeated ones.
+        on_fault: called, instead of the error policy, with a `DuplicateKeyError`, the key, and the field or "". The
+            sample is then kept with the first of its duplicate fields.
+        remembered_keys: the maximum number of a shard's keys to keep for detecting repeated keys.
     """
 
     def __init__(
@@ -78,17 +78,17 @@ class SampleGrouping:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the error policy has ended grouping."""
+        """Whether the error policy has ended the grouping."""
         return self._policy.has_ended
 
     def finish(self) -> None:
-        """Warn about the skipped samples, if there are more than already reported, and if no sample was wanted."""
+        """Warn about skipped samples that were not reported yet, and if no sample had a wanted field."""
         self._policy.finish()
         known = set(self._names.values())
         if self._wanted and self._policy.tried and self._names.is_complete and self._wanted.isdisjoint(known):
             wanted, found = (", ".join(map(repr, sorted(names)[:MAX_NAMED])) for names in (self._wanted, known))
             warn_user(
-                f"group_samples(fields=...) yielded none of {self._policy.tried} samples, since none has a field "
+                f"group_samples(fields=...) yielded none of {self._policy.tried} samples, because none has a field "
                 f"{wanted}. Their fields are {found}"
             )
 
@@ -97,7 +97,7 @@ class SampleGrouping:
 
         Args:
             shards: the shards with their members.
-            progress: updated with the position of each sample, and of the next one, before the sample is yielded.
+            progress: updated with the positions of each sample and of the next one before the sample is yielded.
         """
         policy, names, wanted, key_rule = self._policy, self._names, self._wanted, self.key_rule
         by_first_dot = key_rule is first_dot
@@ -105,12 +105,12 @@ class SampleGrouping:
 
         for shard, members in shards:
             empty = shard_metadata(shard)
-            sample: Sample | None = None  # the current sample; None at the beginning, and after it was rejected
-            key, start, offsets = None, 0, list[int]()  # of this sample: its offset, and those of its fields
-            prefix, skip = NO_NAME, len(NO_NAME)  # the prefix of its names, if it is known
+            sample: Sample | None = None  # the current sample; None at the beginning and after a rejection
+            key, start, offsets = None, 0, list[int]()  # this sample's offset, and those of its fields
+            prefix, skip = NO_NAME, len(NO_NAME)  # the prefix of its names, if known
             seen.clear()
             for _, name, data, offset in members:
-                # No need to split a name that consists of the prefix and a known field.
+                # A name that consists of the prefix and a known field need not be split.
                 if name[:skip] != prefix or (field := names.get(name[skip:], "")) == "":
                     member_key, _, raw_field = name.partition(".")
                     field = names.get(raw_field, "") if by_first_dot and name[:1] != "_" else ""
@@ -128,7 +128,7 @@ class SampleGrouping:
                             )
                             yield sample
                         key, start, offsets = member_key, offset, []
-                        # If the key looks like a meta member's, a name that continues it may name a meta member.
+                        # If the key looks like a meta member's, names with this prefix may be meta members.
                         prefix = f"{key}." if by_first_dot and key[:2] != "__" else NO_NAME
                         skip = len(prefix)
                         sample = empty.copy()
@@ -152,7 +152,7 @@ class SampleGrouping:
                     offsets.append(offset)
                     sample[field] = data
                 elif field in empty:
-                    continue  # written by another program, to identify the source of the sample
+                    continue  # metadata that another program has written into the shard
                 elif self._on_duplicate == "last":
                     sample[field] = data
                 elif self._on_duplicate == "raise":
@@ -170,7 +170,7 @@ class SampleGrouping:
                 yield sample
 
     def _tolerates(self, message: str, shard: Shard, key: str, field: str = "") -> bool:
-        """Whether a sample is kept in spite of a repeated key or field."""
+        """Whether a sample is kept despite a repeated key or field."""
         if self._on_fault is None:
             self._policy.handle(DuplicateKeyError(message), url=shard.url, key=key, field=field)
             return False
@@ -179,38 +179,38 @@ class SampleGrouping:
 
 
 class RecordGrouping:
-    """How records become samples: the counterpart of `SampleGrouping`, whose interface it has."""
+    """Turns records into samples, with the same interface as `SampleGrouping`."""
 
     #: Errors of records are handled while shards are read.
     has_ended = False
 
     def finish(self) -> None:
-        """Do nothing, since no sample is skipped here."""
+        """Do nothing, because this class skips no sample."""
 
     @staticmethod
     def key_rule(name: str) -> tuple[str, str]:
-        """Return the key of a record: its whole name."""
+        """Return the whole name of a record as its key."""
         return name, ""
 
     def group(self, shards: Iterable[ShardMembers], progress: Progress) -> Iterator[Sample]:
         """Yield the samples of shards, one shard after the other.
 
-        Each is yielded after the next record was read, so that the state has the key of that record.
+        Each sample is yielded after the next record has been read, so that the state contains the key of that record.
 
         Args:
             shards: the shards with their records.
-            progress: updated with the position of each sample, and of the next one, before the sample is yielded.
+            progress: updated with the positions of each sample and of the next one before the sample is yielded.
         """
         for shard, records in shards:
             metadata = shard_metadata(shard)
             sample: Sample | None = None
             start = 0
-            record: Any  # a dictionary, where tar shards have bytes
+            record: Any  # a dictionary instead of the bytes of tar shards
             for _, key, record, offset in records:
                 if sample is not None:
                     progress.last, progress.next = (shard.number, start, offset), (shard.number, offset, key)
                     yield sample
-                # Metadata in the record were written by another program, to identify the source of the sample.
+                # Metadata in the record come from another program; those of this shard replace them.
                 sample, start = {**metadata, **record, **metadata, "__key__": key}, offset
             progress.next = position_after(shard)
             if sample is not None:
@@ -219,17 +219,17 @@ class RecordGrouping:
 
 
 def position_after(shard: Shard) -> NextPosition:
-    """Return the position after a shard, or a part of it, that was read."""
+    """Return the position after a shard, or the part of it, that was read."""
     continues_in_shard = shard.is_complete and shard.end >= 0
     return (shard.number, shard.end, "") if continues_in_shard else (shard.number + 1, 0, "")
 
 
 def split_by_shard(source: Iterable[MemberTuple]) -> Iterator[ShardMembers]:
-    """Split a stream of members into shards, for `group_samples` after a stage that yields members.
+    """Split a stream of members into shards for `group_samples`, if it comes after another stage.
 
     Raises:
         TypeError: an item is not a member.
-        ValueError: the members of a shard are not consecutive, or not in order.
+        ValueError: the members of a shard are not consecutive or not in order.
     """
     members = map(_check_member, source)
     member, failure = next(members, None), None
@@ -245,7 +245,7 @@ def split_by_shard(source: Iterable[MemberTuple]) -> Iterator[ShardMembers]:
             except Exception as error:
                 if not shard.is_complete or shard.is_copy:
                     raise
-                failure = error  # it belongs to the next shard; the last sample of this one comes first
+                failure = error  # it belongs to the next shard; first, the last sample of this shard is yielded
                 return
             if following is not None and not _continues_shard(following, source, reached):
                 if not shard.is_copy and (shard.is_complete is None or following[0] is source):
@@ -261,21 +261,21 @@ def split_by_shard(source: Iterable[MemberTuple]) -> Iterator[ShardMembers]:
 
     while member is not None:
         first, member = member, None
-        # For members created by a user, only the URL is known. Such a shard counts as complete.
+        # If a user created the member, only the URL of its shard is known. Such a shard counts as complete.
         shard = Shard(first[0], is_complete=True, is_copy=True) if isinstance(first[0], str) else first[0]
         yield shard, run(shard, first, first[0])
         if failure is not None:
             try:
                 raise failure
             finally:
-                failure = None  # avoid a reference cycle: its frames would keep their files open
+                failure = None  # avoid a reference cycle, which would keep files of its frames open
 
 
 def _continues_shard(member: MemberTuple, source: Shard | str, reached: int) -> bool:
-    """Whether a member follows one at the offset ``reached`` in the same reading of the shard ``source``.
+    """Whether a member follows the one at the offset ``reached`` in the same pass over the shard ``source``.
 
-    A stage may turn one member into several. Members that were pickled one by one have equal, but not identical,
-    shards; then the order of the offsets decides.
+    A stage may turn one member into several. Members that were pickled one by one have equal but not identical shards;
+    in this case, the order of the offsets decides.
     """
     own, offset = member[0], member[3]
     if offset <= reached:
@@ -295,11 +295,11 @@ def _check_member(member: MemberTuple) -> MemberTuple:
 
 
 class _FieldNames(dict[str, str]):
-    """Maps the fields of members to those of samples, so that all samples share the same few strings."""
+    """Maps field names of members to those of samples, so that all samples share the same few strings."""
 
     def __init__(self, lowercase: bool) -> None:
         self._lowercase = lowercase
-        #: Whether it holds all names that it was asked for.
+        #: Whether it holds all names that were looked up.
         self.is_complete = True
 
     def __missing__(self, raw: str) -> str:
@@ -311,7 +311,7 @@ class _FieldNames(dict[str, str]):
 
 
 def shard_metadata(shard: Shard) -> Sample:
-    """Return the metadata that all samples of a shard start with."""
+    """Return the metadata with which all samples of a shard start."""
     empty: Sample = {"__key__": "", "__url__": shard.url}
     if shard.local_path is not None:
         empty["__local_path__"] = shard.local_path
@@ -327,6 +327,6 @@ def _duplicate_message(url: str, name: str, key: str | None, field: str, first: 
 
 def _repeated_key_message(url: str, key: str, offset: int) -> str:
     return (
-        f"{redact(url)} holds the sample {key!r} in parts: a file of it is at byte {offset}, after files of other "
+        f"{redact(url)} holds the sample {key!r} in parts: one of its files is at byte {offset}, after files of other "
         f"samples. They must be adjacent: write the shard again, sorted by name (tar --sort=name)"
     )

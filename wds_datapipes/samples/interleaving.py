@@ -1,4 +1,4 @@
-"""Interleaving of the samples of several shards."""
+"""Interleave the samples of several shards."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from wds_datapipes.types import Sample, Shard
 def interleave_samples(
     reader: ShardReader, grouping: SampleGrouping | RecordGrouping, *, progress: Progress, resume: Resume
 ) -> Iterator[Sample]:
-    """Yield one sample of each open shard in turn; the next shard takes the place of one that has ended.
+    """Yield one sample from each open shard in turn; the next shard replaces one that has ended.
 
     Args:
         reader: the shards.
-        grouping: makes samples of their members or records.
-        progress: updated with the position of each sample, and of the next ones, before the sample is yielded.
-        resume: the part of the shards that remains to be read.
+        grouping: turns their members or records into samples.
+        progress: updated with the positions of each sample and of the next ones before the sample is yielded.
+        resume: the part of the shards that is still to be read.
     """
     shards = reader.shards()
     was_open: dict[int, Shard | None] = {number: None for number, _, _ in resume.open}
@@ -38,7 +38,7 @@ def interleave_samples(
                 was_open[shard.number] = shard
 
     def give_turn(shard: Shard, following: NextPosition) -> None:
-        """Let a shard be read in turn with others; it is opened at its first turn."""
+        """Add a shard to those read in turn; it is opened at its first turn."""
         own = Progress(following)
         samples = grouping.group(reader.read(shard, resume.unread(shard.number)), own)
         turns.append((shard.number, own, cast(Generator[Sample, None, None], samples)))
@@ -66,7 +66,7 @@ def interleave_samples(
                 break
             number, own, samples = turns[0]
             sample_or_end = next(samples, None)
-            # Only now, so that the state after an error still has this turn.
+            # Not earlier, so that the state after an error still contains this turn.
             turns.popleft()
             progress.open.popleft()
             if sample_or_end is None:

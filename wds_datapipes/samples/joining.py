@@ -1,4 +1,4 @@
-"""Joining: adds fields from a table, by key."""
+"""Join samples with a table: add fields by key."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def associate(
     missing: Lacking = "raise",
     on_error: OnError = "raise",
 ) -> Iterator[Sample]:
-    """Yield each sample with additional fields, looked up by its key or by another field."""
+    """Yield each sample with additional fields, which are looked up by its key or by another field."""
     find: Callable[[Any], Entry] = table.get if isinstance(table, Mapping) else table
 
     def join(sample: Sample) -> Sample | None:

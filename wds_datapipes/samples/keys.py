@@ -1,4 +1,4 @@
-"""Keys of samples: the rules that split them from member names, and the assignment of samples to splits by keys."""
+"""Keys of samples: the rules that extract them from member names, and the assignment of samples to splits by key."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import Any, TypeAlias
 
 KeyRule: TypeAlias = Callable[[str], "tuple[str, str] | None"]
-"""Maps a member's name to ``(key, field)``, or to ``None`` for a file that belongs to no sample."""
+"""Maps a member's name to ``(key, field)``, or to ``None`` if the file belongs to no sample."""
 
 
 def check_key_rule(key_rule: object) -> None:
@@ -20,7 +20,7 @@ def check_key_rule(key_rule: object) -> None:
 
 
 def first_dot(name: str) -> tuple[str, str] | None:
-    """Split at the first dot of the base name, the rule of the format; the directory stays in the key.
+    """Split at the first dot of the base name, as the format requires; the directory stays in the key.
 
     Hidden files (whose base name begins with a dot), directories and files without a dot belong to no sample.
 
@@ -68,15 +68,15 @@ def is_meta(name: str) -> bool:
 class KeySplit:
     """Assigns samples to splits by their keys alone.
 
-    A sample stays in its split regardless of its shard, its position, and the other samples. The rule is the same in
-    all versions, and in ``wds-datapipes split``.
+    A sample stays in its split regardless of its shard, its position, and the other samples. All versions and
+    ``wds-datapipes split`` use the same rule.
 
     Args:
-        shares: maps the name of each split to its share; only their proportions count.
+        shares: maps the name of each split to its share; only the proportions count.
         seed: a different seed assigns samples differently.
 
     Raises:
-        ValueError: there are no shares, or one is not positive.
+        ValueError: there are no shares, or a share is not positive.
 
     Examples:
         >>> splits = KeySplit({"train": 0.8, "val": 0.2})
@@ -105,12 +105,12 @@ class KeySplit:
     def assign(self, key: str) -> str:
         """Return the split of the sample with this key."""
         digest = hashlib.blake2b(key.encode("utf-8", "surrogateescape"), digest_size=7, key=self._seed).digest()
-        # 53 bits are exact as a float.
+        # A float represents 53 bits exactly.
         at = int.from_bytes(digest, "big") >> 3
         return self.names[bisect_right(self._ends, at / (1 << 53) * self._ends[-1], hi=len(self._ends) - 1)]
 
     def select(self, name: str) -> Callable[[Any], list[bool]]:
-        """Return a function for ``select`` of `IndexedSamples`: of a `ShardIndex`, it selects the samples of a split.
+        """Return a function for ``select`` of `IndexedSamples`, which selects the samples of a split.
 
         Raises:
             ValueError: there is no such split.

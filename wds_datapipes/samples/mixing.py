@@ -1,4 +1,4 @@
-"""Mixing of several sources into one stream."""
+"""Mix several sources into one stream."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _END = object()
 
 
 def check_weights(weights: Mapping[str, float]) -> None:
-    """Check the weights of a mixture, by the names of its sources as messages have them.
+    """Check the weights of a mixture, given by the names of its sources for messages.
 
     Raises:
-        TypeError: one is not a number.
-        ValueError: one is negative or not finite, or all are 0.
+        TypeError: a weight is not a number.
+        ValueError: a weight is negative or not finite, or all are 0.
     """
     for name, weight in weights.items():
         if isinstance(weight, bool) or not isinstance(weight, Real):
@@ -65,16 +65,16 @@ def mix_samples(
     rotation_period: Callable[[int], int],
     state: MixState,
 ) -> Iterator[T]:
-    """Yield items of several sources, from each in turn or from one drawn by weight.
+    """Yield items of several sources, taken in turn or drawn by weight.
 
     Args:
         passes: an iterator over each source.
         restart: returns a new iterator over a source.
-        weights: one for each source, or None to take them in turn.
+        weights: the weight of each source, or None to take the sources in turn.
         stop: when to stop.
         rng: the random generator.
-        has_no_shards: whether this instance never gets a shard of a source.
-        rotation_period: the number of passes in which this instance reads all of a source.
+        has_no_shards: returns whether this instance never gets a shard of a source.
+        rotation_period: returns the number of passes in which this instance reads all of a source.
         state: the state to resume from; updated in place.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Packing of token sequences into rows of bounded length."""
+"""Pack token sequences into rows of bounded length."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from wds_datapipes.shards.position import SamplePosition
 from wds_datapipes.types import Sample
 
 Layout: TypeAlias = Literal["segment_ids", "cu_seqlens"]
-"""How a row tells its sequences apart: a number for each token, or the offsets of the sequences."""
+"""How a row marks its sequences: by a number for each token, or by the offsets of the sequences."""
 
 LongSamples: TypeAlias = Literal["raise", "truncate", "split"]
-"""What to do with sequences longer than a row: raise, keep the beginning, or split them into several."""
+"""What to do with sequences longer than a row: raise an error, keep the beginning, or split them into several."""
 
 
 class Piece(NamedTuple):
-    """A sequence of tokens: a sample, or a part of one.
+    """A sequence of tokens: a sample or a part of one.
 
     Attributes:
         key: the key of the sample.
@@ -41,19 +41,19 @@ class Piece(NamedTuple):
         return len(self.arrays[0])
 
     def cut(self, start: int, end: int | None = None) -> Piece:
-        """Return a part of it."""
+        """Return a part of the sequence."""
         return Piece(self.key, tuple(array[start:end] for array in self.arrays))
 
 
 @dataclass(frozen=True)
 class RowFormat:
-    """The fields of a row, and its length.
+    """The fields and the length of a row.
 
     Args:
         fields: the names of the fields to pack.
-        max_length: the most tokens in a row.
-        layout: how a row tells its sequences apart.
-        pad: the value with which each field is filled up to ``max_length``; by default, rows are shorter.
+        max_length: the maximum number of tokens in a row.
+        layout: how a row marks its sequences.
+        pad: the value with which each field is padded to ``max_length``; by default, rows are not padded.
 
     Raises:
         TypeError: a name is not a string.
@@ -82,8 +82,8 @@ class RowFormat:
 
         Raises:
             MissingFieldError: a field is missing.
-            SampleSizeError: the fields are not arrays of one dimension and the same length.
-            TypeError: it is not a sample.
+            SampleSizeError: the fields are not one-dimensional arrays of the same length.
+            TypeError: the argument is not a sample.
         """
         if not isinstance(sample, dict):
             raise not_a_sample_error("pack_samples", sample)
@@ -100,7 +100,7 @@ class RowFormat:
         return piece
 
     def join(self, pieces: Sequence[Piece]) -> Sample:
-        """Return a row of several sequences."""
+        """Return a row that consists of several sequences."""
         lengths = [*map(len, pieces)]
         offsets = np.cumsum([0, *lengths])
         length = int(offsets[-1])
@@ -123,27 +123,27 @@ class RowFormat:
 
 
 class _OpenRows:
-    """Rows with room for more tokens.
+    """Rows with space for more tokens.
 
     Args:
-        max_length: the most tokens in a row.
-        limit: the most rows.
+        max_length: the maximum number of tokens in a row.
+        limit: the maximum number of rows.
     """
 
     def __init__(self, max_length: int, limit: int) -> None:
         self._max_length, self._limit = max_length, limit
-        self._rooms: list[tuple[int, int]] = []  # the room and the number of each row, ordered
+        self._rooms: list[tuple[int, int]] = []  # the space and the number of each row, sorted
         self._rows: dict[int, list[tuple[Piece, int]]] = {}
         self._begun = 0
 
     def add(self, piece: Piece, number: int) -> int | None:
-        """Add a sequence to the row that it fills best, and return the number of a row that is finished, if any.
+        """Add a sequence to the row that it fills best, and return the number of a row that is now finished, if any.
 
         Args:
             piece: the sequence.
             number: the number of its sample.
         """
-        length = max(len(piece), 1)  # an empty one takes room, too, so that their number is bounded
+        length = max(len(piece), 1)  # an empty one takes space, too, to bound their number
         at = bisect_left(self._rooms, (length, -1))
         if at < len(self._rooms):
             room, row = self._rooms.pop(at)
@@ -162,7 +162,7 @@ class _OpenRows:
         return self._rows.pop(row)
 
     def finish(self) -> list[int]:
-        """Return the numbers of all rows, the oldest first."""
+        """Return the numbers of all rows, oldest first."""
         return sorted(self._rows)
 
 
@@ -176,19 +176,19 @@ def pack_samples(
     buffer: SampleBuffer,
     position: Callable[[], SamplePosition] | None = None,
 ) -> Iterator[Sample]:
-    """Yield rows of several samples, each when it is full, or the fullest if there are too many.
+    """Yield rows of several samples, each when it is full; if there are too many open rows, yield the fullest.
 
-    A sample is added to the row in which it leaves the least room. This choice does not depend on rows that are
-    finished, so the samples of the others lead to the same rows when they are read again. Padding is left out.
+    A sample is added to the row in which it leaves the least space. This choice does not depend on finished rows, so
+    reading the other samples again leads to the same rows. Padding is dropped.
 
     Args:
         source: the samples, preceded by those in ``buffer``.
-        row_format: the fields of a row, and its length.
+        row_format: the fields and the length of a row.
         long_samples: what to do with samples that are longer than a row.
-        open_rows: the most rows that are neither full nor yielded.
+        open_rows: the maximum number of rows that wait for more samples.
         on_error: the policy for samples that cannot be packed.
         buffer: the samples in rows that are not yielded; updated in place.
-        position: returns the position of the last item of ``source``, if it is known.
+        position: returns the position of the last item of ``source``, if known.
     """
     policy = ErrorPolicy(on_error, "pack_samples")
     max_length = row_format.max_length
@@ -208,20 +208,20 @@ def pack_samples(
             _check_kinds(piece, kinds, sample)
             if len(piece) > max_length and long_samples == "raise":
                 raise SampleSizeError(
-                    f"{describe_sample(sample)} has {len(piece)} tokens, and a row of pack_samples has at most "
+                    f"{describe_sample(sample)} has {len(piece)} tokens, but a row of pack_samples has at most "
                     f'max_length={max_length}. Pass long_samples="truncate" or "split", or skip it with on_error="skip"'
                 )
         except SampleError as error:
             if policy.handle(error, sample):
                 continue
             break
-        del sample  # do not keep it alive once its row is yielded
+        del sample  # its row must not keep it alive
         if long_samples == "truncate":
             piece = piece.cut(0, max_length)
         number, length = buffer.add(), len(piece)
         whole = length - length % max_length
         begin = 0
-        if buffer.again >= 0:  # it is read again, and the rows that it filled alone were yielded
+        if buffer.again >= 0:  # it is read again, after the rows that it filled alone were yielded
             begin = buffer.cut if buffer.cut and not buffer.again else whole
         for start in range(begin, whole, max_length):
             end = start + max_length
@@ -240,39 +240,39 @@ def pack_samples(
 
 
 def _as_array(sample: Sample, name: str) -> Any:
-    """Return a field as an array or a tensor of one dimension."""
+    """Return a field as a one-dimensional array or tensor."""
     value = sample[name]
     if isinstance(value, list | tuple):
-        with suppress(ValueError):  # such as lists of different lengths, which are refused below
+        with suppress(ValueError):  # such as lists of different lengths, which are rejected below
             value = np.array(value, None if value else np.int64)
     if getattr(value, "ndim", None) != 1 or (isinstance(value, np.ndarray) and value.dtype.kind not in "biuf"):
         what = type(sample[name]).__name__
         what += f" of shape {tuple(value.shape)} and {value.dtype}" if hasattr(value, "shape") else ""
         raise SampleSizeError(
-            f"pack_samples joins arrays of numbers with one dimension, but the field {name!r} of "
+            f"pack_samples joins one-dimensional arrays of numbers, but the field {name!r} of "
             f"{describe_sample(sample)} is a {what}"
         )
     return value
 
 
 def _check_kinds(piece: Piece, kinds: list[tuple[type, Any]], sample: Sample) -> None:
-    """Make sure that arrays have the same types as those before, which ``kinds`` lists.
+    """Check that arrays have the same types as previous ones, which ``kinds`` lists.
 
     Raises:
-        SampleSizeError: they do not.
+        SampleSizeError: the types differ.
     """
     found = [(type(array), array.dtype) for array in piece.arrays]
     kinds += [] if kinds else found
     if found != kinds:
         old, new = (", ".join(f"{kind.__name__} of {dtype}" for kind, dtype in each) for each in (kinds, found))
         raise SampleSizeError(
-            f"pack_samples joins arrays of one type, but {describe_sample(sample)} has {new}, and those before have "
-            f"{old}. Convert them before, such as with .map_dict()"
+            f"pack_samples joins arrays of the same type, but {describe_sample(sample)} has {new}, and earlier samples "
+            f"have {old}. Convert them first, for example with .map_dict()"
         )
 
 
 def _concatenate(arrays: Sequence[Any], missing: int, value: float) -> Any:
-    """Return arrays or tensors as a single one, which ends with a value that is repeated."""
+    """Concatenate arrays or tensors, and append a value ``missing`` times."""
     if isinstance(arrays[0], np.ndarray):
         return np.concatenate([*arrays, np.full(missing, value, arrays[0].dtype)])
     return sys.modules["torch"].cat([*arrays, arrays[0].new_full((missing,), value)])

@@ -1,4 +1,4 @@
-"""The positions of the samples that a stage holds back, and their contents at any earlier moment."""
+"""The positions of the samples that a stage holds back, now and at any earlier moment."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 from wds_datapipes.shards.packed_rows import pack_rows
 from wds_datapipes.shards.position import SamplePosition, rows_of
 
-#: Marks a position that was appended, among the slots of those that were taken.
+#: Marks an appended position, among the slots of positions that were taken.
 APPENDED = -1
 
-#: A history is replaced once it has this many changes, and four for each position that it began with.
+#: A history is replaced once it has this many changes, plus four for each position with which it began.
 MAX_CHANGES = 1000
 
 _numbers = itertools.count()
@@ -24,9 +24,9 @@ class BufferHistory:
 
     Attributes:
         number: identifies the history in its process.
-        changes: the changes in order: `APPENDED`; the slot of a position that was taken, and replaced by the last one;
+        changes: the changes in order: `APPENDED`, the slot of a position that was taken and replaced by the last one,
             or ``-2 - slot`` if the positions after it moved up instead.
-        appended: the positions that were appended, as `rows_of` makes them.
+        appended: the appended positions, in the form that `rows_of` returns.
     """
 
     __slots__ = ("appended", "changes", "number")
@@ -37,16 +37,16 @@ class BufferHistory:
         self.appended: list[Sequence[int]] = []
 
     def contents(self, count: int) -> list[list[int]]:
-        """Return the positions after some changes, as `rows_of` does."""
+        """Return the positions after a number of changes, in the form that `rows_of` returns."""
         return [[*self.appended[number]] for number in list_buffered(self.changes[:count])]
 
 
 BufferContents: TypeAlias = tuple[BufferHistory, int]
-"""The contents of a buffer after a number of changes, which later ones do not affect."""
+"""The contents of a buffer after a number of changes; later changes do not affect them."""
 
 
 class PositionBuffer:
-    """The positions of the samples that a stage holds back, which records its changes once `contents` is called.
+    """The positions of the samples that a stage holds back; changes are recorded once `contents` has been called.
 
     Args:
         positions: the first positions.
@@ -102,7 +102,7 @@ class PositionBuffer:
 
 
 def list_buffered(changes: Iterable[int]) -> list[int]:
-    """Return the numbers of the items that are buffered after some changes of an empty buffer.
+    """Return the numbers of the items in a buffer, initially empty, after some changes.
 
     Args:
         changes: the changes, as in `BufferHistory`.
@@ -133,7 +133,7 @@ def plain_state(value: Any, histories: Mapping[int, BufferHistory] | None = None
 
     Args:
         value: the state, or a part of it.
-        histories: the histories by their numbers, if the state comes from another process.
+        histories: the histories by number, if the state comes from another process.
 
     Examples:
         >>> plain_state({"waiting": PositionBuffer([SamplePosition(0, 512, 1024)]).contents(), "next": (0, 0)})

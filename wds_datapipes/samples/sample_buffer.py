@@ -1,4 +1,4 @@
-"""Buffer of the samples that a stage combines, and their positions."""
+"""A buffer of the samples that a stage combines, with their positions."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _END = object()
 
 
 class SampleBuffer:
-    """The positions of the samples that a stage has read and not yielded, in the order in which it has read them.
+    """The positions of the samples that a stage has read but not yielded, in the order of reading.
 
-    It suits a stage for which reading only these samples again, in this order, leads to the same buffer. Such a stage
-    resumes without any code of its own: `read` yields the buffered samples in their order, and then new ones.
+    It suits stages that get the same buffer when they read only these samples again in this order. Such a stage needs
+    no code to resume: `read` yields the buffered samples in order, and then new ones.
 
     Args:
         again: the positions in a loaded state.
-        cut: the number of tokens in it.
+        cut: the number of tokens in that state.
 
     Attributes:
         waiting: the positions of the buffered samples.
-        at: the position of the last item that the stage has yielded, which is that of its first sample.
-        again: how many buffered samples are read again after the current one, which is one of them; -1 if it is new.
-        cut: how many tokens of the sample that was buffered last have been yielded, while some have no row yet.
-        is_ambiguous: whether two successive samples have the same position, so that it does not identify a sample.
+        at: the position of the last item that the stage has yielded: that of its first sample.
+        again: the number of buffered samples to read again after the current one; -1 if the current sample is new.
+        cut: the number of tokens already yielded of the last buffered sample, while others have no row yet.
+        is_ambiguous: whether two successive samples have the same position, which then does not identify a sample.
     """
 
     def __init__(self, again: Iterable[SamplePosition] = (), cut: int = 0) -> None:
@@ -48,7 +48,7 @@ class SampleBuffer:
 
         Args:
             source: the samples, preceded by the buffered ones, in any order.
-            position: returns the position of the last sample of ``source``, if it is known.
+            position: returns the position of the last sample of ``source``, if known.
 
         Raises:
             ChangedShardError: a buffered sample is not found at its position.
@@ -64,7 +64,7 @@ class SampleBuffer:
         yield from map(self._locate, items)
 
     def add(self) -> int:
-        """Buffer the sample that was read last, and return its number, counted from 0."""
+        """Buffer the last sample read, and return its number, counted from 0."""
         if self._at is not None:
             self.waiting.append(self._at)
         self._numbers.append(self._next)
@@ -82,11 +82,11 @@ class SampleBuffer:
                 self.waiting.remove(slot)
 
     def cut_part(self, start: int, end: int) -> None:
-        """Record that the next item consists of some of the tokens of the sample that was buffered last.
+        """Record that the next item consists of tokens of the last buffered sample.
 
         Args:
-            start: the number of the first of them.
-            end: the number of the token after them; 0 if no tokens are left.
+            start: the number of the first token.
+            end: the number of the token after the last one; 0 if no tokens are left.
         """
         self.cut = end
         if not end:
@@ -95,7 +95,7 @@ class SampleBuffer:
             self.at = self._at._replace(route=(*self._at.route, start))
 
     def _find(self, items: Iterator[T], positions: list[SamplePosition]) -> list[T]:
-        """Return the samples at some positions, which come next in any order."""
+        """Return the samples at some positions, which are the next ones, in any order."""
         missing = {position.identity: slot for slot, position in enumerate(positions)}
         found: list[Any] = [None] * len(positions)
         while missing:

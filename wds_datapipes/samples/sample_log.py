@@ -41,7 +41,7 @@ def log_samples(
 ) -> Iterator[T]:
     """Yield all items; log the first ones and every ``every``-th one, and the positions of all.
 
-    Items that are replayed after a resume are not logged again.
+    Items that are read again on resume are not logged again.
     """
     with nullcontext() if positions is None else PositionLog(positions, counter.count) as log:
         for item in source:

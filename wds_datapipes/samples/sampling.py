@@ -28,14 +28,14 @@ def rsample(
     counter: ItemCounter,
     position: Callable[[], SamplePosition] | None = None,
 ) -> Iterator[T]:
-    """Yield each item with a given probability; replayed items are always yielded.
+    """Yield each item with a given probability; items that are read again are always yielded.
 
     Args:
         source: the items.
         probability: the probability of each item, from 0 to 1.
         rng: the random generator.
         counter: counts the items; updated in place.
-        position: returns the position of the last item of ``source``, if it is known.
+        position: returns the position of the last item of ``source``, if known.
     """
     for _ in range(counter.count):
         rng.random()
@@ -54,8 +54,8 @@ def parse_slice(positions: tuple[int | None, ...]) -> tuple[int, int | None, int
         itertools.islice((), *positions)
     except (TypeError, ValueError):
         raise ValueError(
-            "slice_samples takes stop, or start, stop and step, which are integers from 0 or None, and a step from 1, "
-            f"not {positions}: positions cannot be counted from the end of a stream"
+            "slice_samples takes stop, or start, stop and step: non-negative integers or None, with a step of at least "
+            f"1, not {positions}. Positions cannot be counted from the end of a stream"
         ) from None
     bounds = slice(*positions)
     return bounds.start or 0, bounds.stop, bounds.step or 1
@@ -78,7 +78,7 @@ def slice_samples(
         stop: the position after the last, or None.
         step: the distance between positions.
         counter: counts the items; updated in place.
-        position: returns the position of the last item of ``source``, if it is known.
+        position: returns the position of the last item of ``source``, if known.
     """
     wanted = range(start, sys.maxsize if stop is None else stop, step)
     if not wanted:
@@ -86,7 +86,7 @@ def slice_samples(
     last = wanted[-1]
     items = iter(source)
     if counter.count > last and not counter.has_pending:
-        # Let the earlier stages consume their loaded state; errors in further items do not matter.
+        # Let earlier stages consume their loaded state; errors in further items do not matter.
         with suppress(Exception):
             next(items, None)
         _close(items)
@@ -112,13 +112,13 @@ def _close(items: object) -> None:
 def non_empty(
     source: Iterable[T], *, upstream: str, counter: ItemCounter, position: Callable[[], SamplePosition] | None = None
 ) -> Iterator[T]:
-    """Yield all items; raise if there are none.
+    """Yield all items; raise an error if there are none.
 
     Args:
         source: the items.
-        upstream: the name of the stage before.
+        upstream: the name of the previous stage.
         counter: counts the items; updated in place.
-        position: returns the position of the last item of ``source``, if it is known.
+        position: returns the position of the last item of ``source``, if known.
     """
     for item in source:
         counter.is_repeat(position)
@@ -126,7 +126,7 @@ def non_empty(
     if not counter.count:
         raise EmptySourceError(
             f"non_empty received no items from {upstream}. The shards may be empty, a stage may have dropped or "
-            f"skipped all samples, or there are more workers or ranks than shards: then put non_empty before the split"
+            f"skipped all samples, or there are fewer shards than workers or ranks: then put non_empty before the split"
         )
 
 
@@ -134,11 +134,11 @@ class SampleSeeds:
     """Derives the seed of each sample from its shard and key, so that it is the same in every process and order.
 
     Args:
-        name: the name of the stage, whose random numbers differ from those of others with the same seed.
+        name: the name of the stage; stages with different names draw different numbers from the same seed.
         seed: the seed of this epoch, the same on all ranks and workers.
         rank_and_worker: the rank and the worker.
         repeats: whether a shard may occur more than once, so that shard and key do not identify an item.
-        position: returns the position of the last item that was read, if it is known.
+        position: returns the position of the last item read, if known.
     """
 
     def __init__(
@@ -159,11 +159,11 @@ class SampleSeeds:
         self._number = 0
 
     def derive(self, item: object) -> int:
-        """Return the seed of the item that was read last; call it once for each item."""
+        """Return the seed of the last item read; call this once for each item."""
         if not self._repeats and isinstance(item, dict) and "__url__" in item and "__key__" in item:
             return derived_seed(*self._facts, item["__url__"], item["__key__"])
         at = None if self._position is None else self._position().identity
-        self._number = self._number + 1 if at == self._last else 0  # among items with the same position, as in a batch
+        self._number = self._number + 1 if at == self._last else 0  # items may share a position, as in a batch
         self._last = at
         return derived_seed(*self._facts, *self._rank_and_worker, *(at or ()), self._number)
 
@@ -174,14 +174,14 @@ class SampleSeeds:
             yield item
 
     def make_rng(self) -> Random:
-        """Return a generator for the item that `follow` yielded last, the same whenever it is called."""
+        """Return a generator for the last item that `follow` yielded; each call returns an equal one."""
         return Random(self._seed)
 
 
 def map_samples_with_rng(
     source: Iterable[T], function: Callable[[T, Random], Any], seeds: SampleSeeds, *, on_error: OnError = "raise"
 ) -> Iterator[Any]:
-    """Yield the result of a function for each item, with a generator seeded for the item, unless it is None."""
+    """Yield the result of a function of each item and a generator seeded for it, unless the result is None."""
     rng = Random()
 
     def drawing(item: T) -> Any:

@@ -1,4 +1,4 @@
-"""Selecting and renaming the fields of samples, by names and by patterns."""
+"""Select and rename the fields of samples, by name or by pattern."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 Alternatives: TypeAlias = "str | Sequence[str]"
 """Patterns, at least one of which must match: ``"jpg;png"``, or a list of them."""
 
-#: A name that no field has, so that a sample's ``get`` returns None.
+#: A name that no field has, for which a sample's ``get`` returns None.
 NO_FIELD = "\0"
 
 
@@ -45,7 +45,7 @@ def parse_specs(specs: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 class _Pattern:
-    """Shell patterns that match a field in lower case, with or without a dot before it.
+    """Shell patterns that match a field in lower case, with or without a leading dot.
 
     Only patterns that begin with two underscores match metadata, so ``*`` means all fields.
     """
@@ -214,9 +214,9 @@ def select_fields(
 def _select(
     stage: str, source: Iterable[Sample], find: Callable[[Sample], Callable[[Sample], T | None]], on_error: OnError
 ) -> Iterator[T]:
-    """Yield what a function makes of each sample, unless it is None; ``find`` returns it for all with the same fields.
+    """Yield the results of a function of each sample, except None; ``find`` returns the function for a set of fields.
 
-    Samples share a few sets of fields.
+    It is called once for each set of fields, because samples usually share a few sets.
     """
     policy = ErrorPolicy(on_error, stage)
     makers: dict[tuple[str, ...], Callable[[Sample], T | None]] = {}
@@ -231,7 +231,7 @@ def _select(
                 if policy.handle(error, sample):
                     continue
                 break
-            if len(makers) > 1000:  # each sample has other fields
+            if len(makers) > 1000:  # each sample has different fields
                 makers.clear()
             makers[fields] = make
         if (made := make(sample)) is not None:
@@ -240,7 +240,7 @@ def _select(
 
 
 def _tuple_maker(stage: str, sample: Sample, names: list[str]) -> Callable[[Sample], tuple[Any, ...]]:
-    """Return a function that makes a tuple of the named fields, and warns if it does not tell padding from data."""
+    """Return a function that makes a tuple of the named fields, and warns if it drops the mark of padding."""
     if PADDING_MARK not in sample or PADDING_MARK in names:
         return lambda sample: tuple(map(sample.get, names))
 
@@ -251,7 +251,7 @@ def _tuple_maker(stage: str, sample: Sample, names: list[str]) -> Callable[[Samp
         if sample[PADDING_MARK] and not has_warned:
             has_warned = True
             warn_user(
-                f"{stage} leaves out {PADDING_MARK!r}, so samples that only fill up a batch of IndexedSamples count as "
+                f"{stage} leaves out {PADDING_MARK!r}, so samples that only pad a batch of IndexedSamples count as "
                 'data. Select it as well, and give them no weight, or pass remainder="keep" to IndexedSamples'
             )
         return tuple(map(sample.get, names))
@@ -260,7 +260,7 @@ def _tuple_maker(stage: str, sample: Sample, names: list[str]) -> Callable[[Samp
 
 
 def _dict_maker(names: Mapping[str, str]) -> Callable[[Sample], Sample]:
-    """Return a function that makes a sample of the fields with these old names, by their new names."""
+    """Return a function that makes a sample from fields, given a mapping from their new names to their old names."""
     pairs = [*names.items()]
     return lambda sample: {name: sample[old] for name, old in pairs}
 

@@ -1,4 +1,4 @@
-"""Shuffling of a stream with a buffer."""
+"""Shuffle a stream with a buffer."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ class ShuffleState:
     Attributes:
         at: the position of the last item yielded.
         waiting: the positions of the buffered items, in the order of the buffer.
-        again: the positions of items that later stages have buffered; they bypass the buffer when they are read again.
+        again: the positions of items that later stages have buffered; when these are read again, they bypass the
+            buffer.
         draws: the number of random numbers drawn.
         room: the capacity of the buffer, in items.
-        is_ambiguous: whether two successive items have the same position, so that a position does not identify an item.
+        is_ambiguous: whether two successive items have the same position, which then does not identify an item.
     """
 
     def __init__(self, room: int, waiting: Iterable[SamplePosition] = ()) -> None:
@@ -48,8 +49,8 @@ def shuffle_samples(
     """Yield each item of ``source`` once, in an order drawn by ``rng``.
 
     The first item is yielded when the initial capacity is filled. From then on, two items are read for each one
-    yielded, until the buffer holds ``buffer_size``, and then one for one. Items are also yielded while the buffer
-    exceeds ``max_bytes``.
+    yielded, until the buffer holds ``buffer_size`` items, and then one for each. Items are also yielded while the
+    buffer exceeds ``max_bytes``.
 
     Args:
         source: the items, preceded by those that ``state`` lists as buffered, in any order.
@@ -57,7 +58,7 @@ def shuffle_samples(
         buffer_size: the final number of buffered items.
         state: the state to resume from; updated in place.
         max_bytes: the maximum size of the buffered items.
-        position: returns the position of the last item of ``source``, if it is known.
+        position: returns the position of the last item of ``source``, if known.
     """
     items: Iterator[Any] = iter(source)
     buffer: list[T] = []
@@ -89,7 +90,7 @@ def shuffle_samples(
             before, at = at, position()
             state.is_ambiguous |= at == before
             waiting.append(at)
-        del item  # do not keep the item alive once it is yielded
+        del item  # free the item once it is yielded
     while buffer:
         index = int(rng.random() * len(buffer))
         state.draws += 1
@@ -117,7 +118,7 @@ def _refill_buffer(
             again.discard(at.identity)
             state.at = at
             yield item
-        else:  # a new item, and an unlimited number may follow
+        else:  # a new item, and any number of them may follow
             raise missing_samples_error(len(missing) + len(again))
     return buffer
 
@@ -130,7 +131,7 @@ def _take(items: list[T], index: int) -> T:
 
 
 def nbytes(value: object) -> int:
-    """Estimate the memory of a sample's values, in bytes: the payload of bytes, arrays, tensors and images.
+    """Estimate the memory that a sample's values take, in bytes: the payload of bytes, arrays, tensors and images.
 
     >>> nbytes({"__key__": "a", "jpg": bytes(1000), "cls": 3}) > 1000
     True
