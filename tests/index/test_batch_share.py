@@ -61,7 +61,7 @@ def test_an_epoch_resharded_repeatedly_has_each_kept_position_once(data: st.Data
 @settings(max_examples=60)
 @given(st.data())
 def test_whole_batches_remain_after_steps_of_all_ranks(data: st.DataObject) -> None:
-    """Also if samples of later batches came in their place, as from a shuffle buffer: so ranks stay in step."""
+    """This keeps ranks in step even if samples of later batches came first, as from a shuffle buffer."""
     remainder: Remainder = data.draw(st.sampled_from(["drop", "pad"]), "remainder")
     batch = 12 * data.draw(st.integers(1, 3), "multiple")
     lanes = data.draw(st.sampled_from([1, 2, 4, 12]), "lanes")

@@ -1,4 +1,4 @@
-"""Indexes that several processes need at once: built by one of them, with progress, and by another if it dies."""
+"""Indexes that several processes need at once are built by one of them, with progress, or by another if it dies."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def local_urls(nginx: Nginx) -> list[str]:
 
 
 def dataset(port: int, shards: tuple[str, Path], access: Any = None, **options: Any) -> IndexedSamples:
-    """Return the samples of the shards on a server, whose indexes were built before."""
+    """Return the samples of shards on a server, whose indexes have already been built."""
     folder, indexes = shards
     manifest = Manifest(build_indexes(urls_of(port, folder), index_dir=indexes))
     opened = AccessOptions(index_dir=indexes, **(access or {}))
@@ -201,7 +201,7 @@ def test_a_window_of_small_samples_is_read_in_long_pieces(
             spans.clear()
             found = sorted(map(fields_of, samples), key=lambda sample: str(sample["__key__"]))
             assert found == [*chain(*SMALL)]
-            assert sum(spans) <= most * sum(sizes)  # all of a part, which has samples of everywhere
+            assert sum(spans) <= most * sum(sizes)  # all of a part, whose samples come from all shards
             assert len(spans) <= 60  # of 4,000 samples
 
 
@@ -234,7 +234,7 @@ def test_only_the_wanted_fields_are_requested(proxy: FaultProxy, shards: tuple[s
 
 
 @pytest.mark.usefixtures("pauses")
-def test_reading_goes_on_after_connections_break(proxy: FaultProxy, shards: tuple[str, Path]) -> None:
+def test_reading_continues_after_connections_break(proxy: FaultProxy, shards: tuple[str, Path]) -> None:
     samples = dataset(proxy.port, shards)
     proxy.faults[:] = [None, None, *[Fault(at=100_000, how="reset"), Fault(status=503)] * 3]
     assert [fields_of(sample) for sample in samples] == [sample for shard in SAMPLES for sample in shard]
@@ -387,7 +387,7 @@ def read_ahead_threads(before: set[threading.Thread]) -> list[threading.Thread]:
 
 
 def wait_for_read_ahead(before: set[threading.Thread]) -> None:
-    """Wait until all threads that read ahead have ended, but those of other tests."""
+    """Wait until all threads that read ahead have ended, except those of other tests."""
     while read_ahead_threads(before):
         gc.collect()
         time.sleep(0.01)

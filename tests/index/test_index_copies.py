@@ -1,4 +1,4 @@
-"""Copies of the indexes of remote shards: one for all processes of a host, which no other user can change."""
+"""Copies of the indexes of remote shards: all processes of a host share one, and no other user can change it."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ SHARDS, FORK = 3, multiprocessing.get_context("fork")
 
 @pytest.fixture
 def private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of this user for copies, which does not exist yet."""
+    """This user's folder for copies, which does not exist yet."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path / f"wds-datapipes-{os.getuid()}"
 
 
 @pytest.fixture
 def served(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> tuple[FaultProxy, list[str], Path]:
-    """A server, the URLs of the indexes of shards on it, and the folder that it serves."""
+    """A server, the URLs of its indexes, and the folder that it serves."""
     folder = nginx.files / tmp_path.name
     folder.mkdir()
     shards = [build_shard(folder / f"{n}.tar", [{"__key__": f"{n}", "cls": "1"}]) for n in range(SHARDS)]
@@ -134,7 +134,7 @@ def test_a_folder_that_others_may_change_is_not_used(
     assert {*private.parent.rglob("*")} == before
 
 
-def test_a_copy_that_is_old_damaged_or_unused_is_replaced(served: Any, private: Path) -> None:
+def test_an_old_damaged_or_unused_copy_is_replaced(served: Any, private: Path) -> None:
     proxy, urls, folder = served
     first = IndexCopies(AccessOptions())
     held = read_all(first, urls)[0]

@@ -92,7 +92,7 @@ def dash(name: str) -> tuple[str, str]:
 
 def test_a_repeated_key_is_reported_or_an_error(tmp_path: Path) -> None:
     url = build_shard(tmp_path / "x.tar", [{"__key__": key, "txt": "1"} for key in "aba"])
-    with pytest.warns(UserWarning, match=r"x\.tar holds the sample 'a' in parts: a file of it is at byte 2048"):
+    with pytest.warns(UserWarning, match=r"x\.tar holds the sample 'a' in parts: one of its files is at byte 2048"):
         index = build_index(url)
     assert index.keys == ["a", "b", "a"]
     with pytest.raises(DuplicateKeyError, match="in parts"):
@@ -189,7 +189,7 @@ def test_a_shard_that_changes_while_it_is_indexed(tmp_path: Path, monkeypatch: p
         return open_path(url)
 
     monkeypatch.setitem(schemes._registered, "", open_and_touch)
-    with pytest.raises(StaleSidecarError, match=r"x\.tar has changed while its headers were read"):
+    with pytest.raises(StaleSidecarError, match=r"x\.tar changed while its headers were read"):
         build_index(url, options=IndexOptions(digest=True))
 
 
@@ -322,14 +322,14 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def served(nginx: Nginx, tmp_path: Path) -> tuple[str, Path]:
-    """The address of a folder on a server, and the folder."""
+    """The URL of a folder on a server, and the folder."""
     (nginx.files / tmp_path.name).mkdir()
     nginx.asked()
     return f"http://127.0.0.1:{nginx.http}/{tmp_path.name}", nginx.files / tmp_path.name
 
 
 def requested(nginx: Nginx) -> list[int]:
-    """The number of bytes of each range that was requested since this was called last."""
+    """The size of each range requested since the last call, in bytes."""
     ranges = [re.search(r"\[bytes=(\d+)-(\d+)\]", line) for line in nginx.asked() if " GET " in line]
     return [int(each[2]) - int(each[1]) + 1 for each in ranges if each]
 
@@ -356,7 +356,7 @@ def test_many_remote_shards_are_indexed_in_processes(served: tuple[str, Path], t
     address, folder = served
     locals_ = [shard(folder / f"{name}.tar", 3, 300_000) for name in "abc"]
     urls = [f"{address}/{name}.tar" for name in "abc"]
-    build_index(urls[0])  # so that this process has a thread for HTTP, which its forks lack
+    build_index(urls[0])  # so that this process has an HTTP thread, which its forks lack
     results = build_indexes(urls, index_dir=tmp_path / "indexes", num_workers=2)
     for result, local in zip(results, locals_, strict=True):
         assert read_index(result.index_url).has_same_layout(build_index(local))

@@ -1,4 +1,4 @@
-"""The indexes of DALI and wids: written with the right offsets, and those of wids read."""
+"""DALI and wids indexes are written with the right offsets, and wids indexes are read."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LONG = [f"{'d' * 60}/{'k' * 70}{number}" for number in range(3)]
 
 
 def shard(path: Path, names: list[str], tar_format: str = "ustar", *, mtime: float = 1) -> str:
-    """A shard of members whose data are their names; in PAX a fractional time takes an extra header."""
+    """A shard whose members contain their own names; in PAX, a fractional time requires an extra header."""
     with tarfile.open(path, "w", format=FORMATS[tar_format]) as tar:
         for name in names:
             member = tarfile.TarInfo(name)

@@ -24,7 +24,7 @@ FEW = st.lists(st.integers(0, 6), min_size=1, max_size=3)
 
 
 def lanes_of(sizes: list[int], lanes: int, kind: Order) -> list[set[int]]:
-    """Return the samples of each lane: they are those of an epoch without windows or lengths, whatever its seed."""
+    """Return the samples of each lane, which are those of an epoch without windows or lengths, whatever its seed."""
     order = EpochOrder(sizes, "sequential" if kind == "sequential" else "global", seed=0, lanes=lanes)
     starts = lane_starts(sum(sizes), lanes)
     return [{*numbers_at(order, sizes, range(start, end))} for start, end in pairwise(starts)]
@@ -116,7 +116,7 @@ def test_a_lane_of_a_mixture_draws_from_its_lanes_in_exact_proportions(
             assert of_batch.tolist() == [weight * batch // period for weight in weights]
     by_lane = found[: count // batch * batch].reshape(-1, number, share)
     totals = [Counter[int]() for _ in datasets]
-    # In as many lanes as samples, each sample is a lane: so all are in the order that is cut into lanes.
+    # With as many lanes as samples, each sample is a lane, and they are in the order that is cut into lanes.
     ordered = [lanes_of(each, sum(each), kind) for each in datasets]
     for lane in range(number):
         own = by_lane[:, lane].ravel()
@@ -161,7 +161,7 @@ def window_order(lanes: int, *, scale: int = 1, seed: int = 5) -> LaneOrder:
 
 
 def count_opens(shards: Iterable[int], most: int) -> int:
-    """Return how often shards are opened if as many as ``most`` stay open, those that were used last."""
+    """Return the number of times shards are opened if the ``most`` recently used ones stay open."""
     opened, count = OrderedDict[int, None](), 0
     for shard in shards:
         count += shard not in opened
@@ -183,7 +183,7 @@ def test_a_worker_opens_each_shard_of_its_lanes_once(lanes: int, expected: float
 
 @pytest.mark.parametrize(("lanes", "epochs", "most"), [(1, 1, SHARDS), (64, 3, 314), (512, 3, 320)])
 def test_a_host_has_the_same_shards_in_all_epochs(lanes: int, epochs: int, most: int) -> None:
-    """For shards and batches of an eighth of these sizes; all workers of the 8 ranks of a host have one part."""
+    """This uses an eighth of the shard and batch sizes; all workers of a host's 8 ranks share one part."""
     touched = []
     for seed in range(epochs):
         order = window_order(lanes, scale=8, seed=seed)
@@ -196,7 +196,7 @@ def test_a_host_has_the_same_shards_in_all_epochs(lanes: int, epochs: int, most:
 @pytest.mark.parametrize("kind", ["global", "window"])
 @pytest.mark.parametrize("number", [512, 4096])
 def test_a_worker_of_many_sorts_the_windows_of_its_own_lanes(kind: Order, number: int) -> None:
-    """Of 512 ranks with 8 workers, one looks 9 times for each of its samples; with one lane, 4,000 times."""
+    """With 512 ranks of 8 workers, a worker looks at 9 samples for each one it yields; with one lane, at 4,000."""
     asked = []
 
     class CountingOrder(EpochOrder):

@@ -1,4 +1,4 @@
-"""Copies for the next epoch are downloaded before this one ends, and none that is needed is dropped for them."""
+"""Copies for the next epoch are downloaded before this one ends, without evicting any that are still needed."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_the_first_window_of_the_next_epoch_waits_for_no_request(
 def test_no_shard_is_downloaded_twice_for_an_epoch(
     proxy: FaultProxy, folder: Path, tmp_path: Path, shards: int
 ) -> None:
-    """With the first shards of the next epoch among them, nothing in use is evicted for these, nor they for others."""
+    """The first shards of the next epoch evict nothing in use, and are not evicted themselves."""
     loader = loader_of(samples_of(proxy, folder, tmp_path / "copies", shards), "DataLoader2")
     epochs = [keys_of(loader) for _ in range(4)]
     assert max(downloads(proxy).values()) <= len(epochs) + 1  # some for a fifth epoch
@@ -128,7 +128,7 @@ def test_a_stage_knows_the_seed_of_the_next_epoch(kind: str, selects: bool) -> N
     assert all(before[1] == after[0] for before, after in pairwise(seeds))
 
 
-def test_a_loader_without_a_seed_knows_none() -> None:
+def test_a_loader_without_a_seed_has_no_next_seed() -> None:
     service = ShardReadingService()
     loader = DataLoader2(Seeds(IterableWrapper(range(4)).sharding_filter()), reading_service=service)
     assert {following for _ in range(2) for _, following in loader} == {None}

@@ -1,4 +1,4 @@
-"""Shards that were replaced after they were indexed: their samples come under their own keys, or not at all."""
+"""Shards replaced after they were indexed: their samples have their own keys, or reading them is an error."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def turned(number: int) -> list[Fields]:
     return found
 
 
-#: Shards of the same size as that of `SAMPLES`, and the sample that is the first to differ in its headers.
+#: Shards with the same size as that of `SAMPLES`, and the first sample whose headers differ.
 REPLACEMENTS = {
     "other keys": (samples_of("new/{:03}".format), 0),
     "another key in the middle": (changed(20, __key__="new/020"), 20),
@@ -115,7 +115,7 @@ def shard(folder: Path, samples: list[Fields], time: int = 10**9) -> Path:
 
 
 def dataset(place: Place, tmp_path: Path, order: Any = "sequential") -> IndexedSamples:
-    """Return the samples of the shard by an index that was built before."""
+    """Return the samples of the shard, read with an existing index."""
     reading: dict[str, Any] = {"index_dir": tmp_path / "indexes", "storage_options": place.options}
     return IndexedSamples(Manifest(build_indexes([place.url], **reading)), order=order, access=AccessOptions(**reading))
 
@@ -182,7 +182,7 @@ def test_a_shard_that_is_rewritten_while_it_is_open_is_an_error(place: Place, tm
 
 
 @pytest.mark.parametrize("place", ["local", "http", "http without ETag", "s3"], indirect=True)
-def test_another_version_with_the_same_headers_is_an_error_where_the_store_tells_versions(
+def test_another_version_with_the_same_headers_is_an_error_if_the_store_has_versions(
     place: Place, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     place.write(shard(tmp_path / "old", SAMPLES))
@@ -194,7 +194,7 @@ def test_another_version_with_the_same_headers_is_an_error_where_the_store_tells
             ChangedShardError, match=r"a\.tar has changed since it was indexed: its ETag is '.*' instead of"
         ):
             next(iter(indexed))
-    else:  # a copy of a shard has another time as well
+    else:  # a copy of a shard also has a different time
         assert fields_of(indexed) == encoded(other)
 
 

@@ -1,4 +1,4 @@
-"""Orders of the samples in an epoch: functions of positions, windows of shards and of lengths, and mixtures."""
+"""Orders of the samples in an epoch: permutations, windows of shards and of lengths, and mixtures."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_it_is_a_permutation_at_every_size(start: int) -> None:
 
 @settings(max_examples=30)
 @given(size=st.integers(1, 2**62), seed=st.integers(0, 2**63), data=st.data())
-def test_a_number_is_mapped_alike_alone_and_among_others(size: int, seed: int, data: st.DataObject) -> None:
+def test_a_number_is_mapped_the_same_alone_and_among_others(size: int, seed: int, data: st.DataObject) -> None:
     numbers = np.array(data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=20, unique=True)))
     permutation = Permutation(size, seed=seed)
     moved = permutation(numbers)
@@ -61,7 +61,7 @@ def test_numbers_are_mapped_by_several_permutations_as_by_each(sizes: list[int],
 
 
 def test_a_permutation_depends_on_the_arguments_only() -> None:
-    # These numbers must never change: saved states depend on them.
+    # These numbers must never change, because saved states depend on them.
     assert Permutation(10, seed=7)(np.arange(10)).tolist() == [3, 2, 8, 4, 5, 7, 6, 1, 0, 9]
     assert Permutation(10**10, seed=7)(np.arange(4)).tolist() == [7641322675, 2879318086, 2766796493, 917159203]
     with pytest.raises(ValueError, match="from 0 to 2\\*\\*62, not -1"):

@@ -1,4 +1,4 @@
-"""Caches and faults: truncated downloads, foreign files, killed processes, and disks that are full or read-only."""
+"""Caches and faults: truncated downloads, foreign files, killed processes, and full or read-only disks."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_shard_of_unknown_size_is_fetched_once_more(proxy: FaultProxy, shard: 
         return [b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n", shard[:8000]]
 
     proxy.hides_size = True
-    proxy.faults[:] = [Fault(wire=pieces) for pieces in (whole, cut, whole)]  # the first one is asked for the size
+    proxy.faults[:] = [Fault(wire=pieces) for pieces in (whole, cut, whole)]  # the first request is for the size
     assert keys(address(proxy), retries=0) == keys(address(proxy)) == WANT
     assert len(proxy.asked) == 4
 
@@ -117,12 +117,12 @@ def test_a_rewritten_shard_is_fetched_again(
         figures = len(proxy.asked), proxy.heads
         manifest = Manifest([ManifestEntry(url, 6, len(shard), digest_of(version))])
         assert keys(url, manifest=manifest)[1:] == WANT[1:]
-        assert (len(proxy.asked), proxy.heads) == figures  # its digest is enough
+        assert (len(proxy.asked), proxy.heads) == figures  # its digest suffices
     assert figures == (3, 5)
     assert re.search(r"is not used: .* another version of the shard: its ETag is \S+, not ", caplog.text)
     proxy.backend = ("127.0.0.1", 1)  # nothing answers
     assert keys(url) == ["9", *WANT[1:]]
-    assert caplog.text.count("Copies are used without asking their store") == 1
+    assert caplog.text.count("Using copies without asking their store") == 1
 
 
 def test_a_shard_without_its_end_marker_is_kept_if_allowed(shard: bytes) -> None:
@@ -238,7 +238,7 @@ def use_a_small_disk(place: Path, shard: str) -> None:
     fsspec.filesystem("memory").pipe("/a.tar.wdsidx", index_bytes(build_index(shard)))
     assert IndexCopies(AccessOptions()).read("memory://a.tar.wdsidx").keys == WANT
     assert not [*place.rglob("*.wdsidx")]
-    full = r"The cache \S+ cannot be used: No space left on device\. All copies not in use"
+    full = r"The cache \S+ cannot be used: No space left on device\. All unused copies have been evicted"
     with pytest.raises(CacheError, match=full):
         use(f"pipe:cat {shard} {shard}")
     kept.close()

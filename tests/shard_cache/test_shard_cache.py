@@ -44,12 +44,12 @@ def read(folder: CacheFolder, url: str, **known: Any) -> bytes:
 
 
 def kept(folder: CacheFolder) -> dict[str, int]:
-    """The existing copies, by the end of their names, and their sizes."""
+    """Return the existing copies by the end of their names, with their sizes."""
     return {each.path.name.partition("-")[2]: each.path.stat().st_size for each in entries(folder.path)}
 
 
 def left_over(folder: CacheFolder) -> set[str]:
-    """The files besides whole copies, their facts, and the lock of the folder."""
+    """Return the files other than whole copies, their facts, and the lock of the folder."""
     names = {each.name for each in folder.path.iterdir()} - {"folder.lock"}
     for each in entries(folder.path):
         names -= {each.path.name, each.facts_path.name}
@@ -57,7 +57,7 @@ def left_over(folder: CacheFolder) -> set[str]:
 
 
 class Store:
-    """A store in memory, whose shards are read by the scheme ``store:``."""
+    """A store in memory, whose shards have the scheme ``store:``."""
 
     def __init__(self) -> None:
         self.shards: dict[str, bytes] = {}
@@ -127,7 +127,7 @@ def read_copies(folder: CacheFolder, url: str, whole: bytes) -> None:
 
 
 def test_processes_fetch_a_shard_once_and_take_over_from_a_killed_one(folder: CacheFolder, tmp_path: Path) -> None:
-    # The first process never ends; the others fetch the remaining shards.
+    # The first process never finishes; the others fetch the remaining shards.
     command = (
         f"pipe:echo >> {tmp_path}/fetched; "
         f"if mkdir {tmp_path}/first 2> {tmp_path}/log; then echo $$ > {tmp_path}/pid; "
@@ -151,7 +151,7 @@ def test_processes_fetch_a_shard_once_and_take_over_from_a_killed_one(folder: Ca
 
 
 class Model:
-    """The existing copies, the least recently used one first."""
+    """Return the existing copies, least recently used first."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -192,7 +192,7 @@ def test_the_least_recently_used_copy_is_evicted_whatever_the_clock_says(
 
 
 def hits_of_belady(uses: list[int], copies: int) -> int:
-    """Return the most hits that any order of eviction has, if all uses are known."""
+    """Return the maximum number of hits with any eviction order, given that all uses are known."""
     kept, hits = set[int](), 0
     for at, shard in enumerate(uses):
         hits += shard in kept

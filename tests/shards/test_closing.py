@@ -31,7 +31,7 @@ SOURCES = ["plain", "zst", "pipeline", "memory"]
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """More than all buffers hold, so that a command is still running after the first samples."""
+    """More than all buffers can hold, so that a command is still running after the first samples."""
     samples: list[dict[str, bytes | str]] = [
         {"__key__": str(number), "bin": bytes(100_000), "cls": b"1"} for number in range(30)
     ]
@@ -40,7 +40,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[BinaryIO]]:
-    """The opened objects; all of them are closed at the end of the test, though they are still referenced here."""
+    """The opened objects, which must all be closed at the end of the test, although they are referenced here."""
     streams: list[BinaryIO] = []
 
     def open_and_keep(url: str, **options: Any) -> BinaryIO:
@@ -110,7 +110,7 @@ def test_an_abandoned_iterator_leaves_no_thread_that_prefetches(archive: bytes, 
     assert started
     members.close()  # type: ignore[attr-defined]  # it is a generator
     for thread in started:
-        thread.join(20)  # one that has not heard of it yet on a busy machine
+        thread.join(20)  # a thread may not have noticed it yet on a busy machine
     assert not any(thread.is_alive() for thread in started)
     memory.store.clear()
 
@@ -128,7 +128,7 @@ def test_a_command_ends_with_all_its_children(opened: list[BinaryIO], archive: b
 
 
 def test_an_error_of_a_stage_leaves_no_shard_open(archive: bytes, tmp_path: Path) -> None:
-    """Without a garbage collection: an error must not be referenced by a frame of its own traceback."""
+    """Even without garbage collection: an error must not be referenced by a frame of its own traceback."""
     path = tmp_path / "x.tar"
     path.write_bytes(archive)
     with pytest.raises(MissingFieldError):

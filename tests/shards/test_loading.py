@@ -1,4 +1,4 @@
-"""Shards become members: how they are opened and read in order, and what a policy skips."""
+"""Loading shards as members: how they are opened and read in order, and what a policy skips."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Positions as text: they come back unchanged, and those of a shuffle buffer take six bytes each at most."""
+"""Positions packed as text are unpacked unchanged; in a shuffle buffer, they take at most six bytes each."""
 
 from __future__ import annotations
 

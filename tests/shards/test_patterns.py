@@ -1,4 +1,4 @@
-"""Shard patterns: every step of the expansion, and that no pattern expands to nothing."""
+"""Shard patterns: every step of the expansion, which never yields an empty list."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_a_host_missing_from_the_found_names_stays_in_the_url(memory: Any) -> No
     fsspec.register_implementation("hostmemory", Host, clobber=True)
     expected = ["hostmemory://me@host/d/a.tar", "hostmemory://me@host/d/b.tar"]
     assert expand("hostmemory://me@host/d/[ab]*") == expand("hostmemory://me@host/d/")[:2] == expected
-    # The file system lists the path under another name than that of the URL.
+    # The file system lists the path under a different name than the URL.
     assert url_of("/d/a.tar", "memory://alias", "/d", memory) == "memory:///d/a.tar"
 
 

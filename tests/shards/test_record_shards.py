@@ -1,4 +1,4 @@
-"""Record shards become samples: formats, keys, faults, limits and policies."""
+"""Reading record shards as samples: formats, keys, faults, limits and policies."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ SAMPLES = [
 
 
 def read(*urls: str, **options: Any) -> list[dict[str, Any]]:
-    """The samples without their source."""
+    """Return the samples without their source."""
     samples = ShardList(list(urls)).load_wds_records(**options)
     return [{name: sample[name] for name in sample if name not in ("__url__", "__local_path__")} for sample in samples]
 
 
 def offsets(ending: str, records: list[Any]) -> list[int]:
-    """The offset of each record, and of the end."""
+    """Return the offsets of the records and of the end."""
     sizes = [len(ENCODERS[ending](record)) for record in records]
     return [sum(sizes[:count]) for count in range(len(sizes) + 1)]
 
@@ -86,7 +86,7 @@ def test_records_larger_than_the_buffer_and_at_its_edges_are_whole(
 
 def test_the_format_can_be_named_and_must_be_known() -> None:
     write_records("a.data", SAMPLES, "cbors")
-    with pytest.raises(SpecError, match=r'a.data does not tell its record format.*Pass format="jsonl"'):
+    with pytest.raises(SpecError, match=r'a.data does not indicate its record format.*Pass format="jsonl"'):
         read("a.data", on_error="skip")
     assert read("a.data", format="cbor") == SAMPLES
     with pytest.raises(ValueError, match="format must be None or one of 'jsonl', 'msgpack', 'cbor', not 'json'"):
@@ -151,7 +151,7 @@ def test_bytes_of_another_format_end_the_shard(ending: str) -> None:
     data = Path(write_records(f"a.{ending}", SAMPLES[:3])).read_bytes()
     for garbage in (bytes(1000), b"<html>", b"\xff\xc1\xff"):
         Path(f"a.{ending}").write_bytes(data + garbage)
-        # The first byte may be a length that is larger than the rest.
+        # The first byte may be a length larger than the rest.
         message = rf"record 3 \(byte {len(data)}\).* (not hold|incomplete)"
         with pytest.raises((CorruptShardError, TruncatedShardError), match=message):
             read(f"a.{ending}")
@@ -178,7 +178,7 @@ def test_a_bad_line_is_skipped_alone_and_empty_ones_do_not_matter() -> None:
         read("a.jsonl", on_error=budget)
     with pytest.warns(UserWarning, match="load_wds_records skipped") as caught:
         read("a.jsonl", on_error="warn")
-    assert len(caught) == 2  # the first, and the count
+    assert len(caught) == 2  # the first error, and the count
     assert read("a.jsonl", on_error=lambda error: False) == SAMPLES[:1]
 
 

@@ -1,4 +1,4 @@
-"""Shards read from other locations than their URLs name, and AIStore's object interface."""
+"""Shards read from locations other than their URLs, and AIStore's object interface."""
 
 import functools
 from collections.abc import Iterator

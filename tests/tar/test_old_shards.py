@@ -1,4 +1,4 @@
-"""Extra shards of an earlier, larger run: they never remain silently among new ones."""
+"""Extra shards of an earlier, larger run never remain among new shards without a warning or an error."""
 
 from __future__ import annotations
 

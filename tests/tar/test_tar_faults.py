@@ -1,4 +1,4 @@
-"""Archives that are truncated, damaged or invalid: an error that names the offset, and no silent loss."""
+"""Truncated, damaged or invalid archives raise an error with the offset and lose nothing silently."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def entries(archive: bytes) -> list[tarfile.TarInfo]:
 
 
 def headers(archive: bytes) -> list[int]:
-    """The offsets of the blocks that are headers, including those of long names and PAX headers, and the end."""
+    """Return the offsets of all header blocks, including those of long names and PAX headers, and of the end."""
     found = []
     for entry in entries(archive):
         at = entry.offset
@@ -72,7 +72,7 @@ def headers(archive: bytes) -> list[int]:
 def read(
     archive: bytes, *, end_marker: EndMarker = "required", ignore_zeros: bool = False
 ) -> tuple[list[Member], ShardError | None]:
-    """The members read, and the error that ended reading. Any other type of error fails the test."""
+    """Return the members read, and the error that ended reading. Other types of errors fail the test."""
     members: list[Member] = []
     try:
         for member in read_members(
@@ -101,7 +101,7 @@ def test_a_truncation_at_every_byte(kind: str) -> None:
 
 
 def expected_message(everything: list[tarfile.TarInfo], size: int) -> str:
-    """The beginning of the message, for an archive that was truncated to ``size`` bytes."""
+    """Return the beginning of the message for an archive truncated to ``size`` bytes."""
     if size < 512:
         return rf"x\.tar is (empty|shorter than one tar header): {size} bytes"
     for entry in everything:
@@ -124,7 +124,7 @@ def test_truncations_that_an_optional_end_marker_accepts(kind: str) -> None:
     """Cuts between two members, and no others."""
     archive = ARCHIVES[kind]
     ends = {entry.offset_data + (entry.size if entry.isreg() else 0) for entry in entries(archive)}
-    # The zeros that fill up the last block of a file are not part of it, and one block of zeros is an end too.
+    # The zeros that pad the last block of a file are not part of it, and one block of zeros is also an end.
     accepted = {size for end in ends for size in range(end, end + -end % 512 + 1)}
     accepted |= set(range(len(archive) - 512, len(archive)))
     for size in range(len(archive)):
@@ -156,7 +156,7 @@ def test_a_truncation_never_yields_a_sample_that_lacks_a_field(tmp_path: Path, k
     firsts = [entry for entry in entries(archive) if entry.name.endswith(".cls")]
     for size in range(0, len(archive), 67):
         shard.write_bytes(archive[:size])
-        # A sample is known to be complete once the first file of the next one was read.
+        # A sample is known to be complete once the first file of the next one has been read.
         known = sum(entry.offset_data + entry.size <= size for entry in firsts[1:])
         assert list(grouped(shard, {"on_error": "skip"})) == everything[:known]
         samples = grouped(shard, {})
@@ -210,7 +210,7 @@ def test_files_that_are_not_archives(archive: bytes, error: type[ShardError], me
 
 @pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE])
 def test_a_link_in_place_of_a_field_warns_once(kind: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sample silently lacked the field."""
+    """Otherwise, the sample would silently lack the field."""
     monkeypatch.setattr("wds_datapipes.tar.reader._warned_about_links", [])
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w") as archive:

@@ -1,4 +1,4 @@
-"""Cached shards: opens the local copies of the shards of a stage, and downloads others in the background."""
+"""Cached shards: open local copies of shards, and download others in the background."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 STANDARD_INPUT = "-"
 
 KnownShards = Mapping[str, tuple[int | None, str | None]]
-"""URL -> the size of the shard in bytes, and its SHA-256, or None for what is unknown."""
+"""Maps URLs to the size of the shard in bytes and its SHA-256; None if unknown."""
 
 
 class CachedShard(OpeningURL):
-    """The URL of a shard that opens its local copy, and downloads it first if needed.
+    """The URL of a shard that opens its local copy, downloading it first if needed.
 
     A shard that is skipped, for example after a state is loaded, is not downloaded.
     """
@@ -56,7 +56,7 @@ class CachedShard(OpeningURL):
         return CachedShard, (str(self), self._folder, self._size, self._sha256)
 
     def prefetch_after(self, following: Sequence[CachedShard], prefetcher: CopyPrefetch) -> Self:
-        """Set the shards to prefetch once this one is open."""
+        """Set the shards to prefetch once this shard is open."""
         self._following, self._prefetcher = following, prefetcher
         return self
 
@@ -73,7 +73,7 @@ class CachedShard(OpeningURL):
         return open_url(str(self), **options) if copy is None else copy
 
     def _take(self) -> BinaryIO | None:
-        """Return the copy that was prefetched, if any; opening it again raises the error of prefetching it."""
+        """Return the prefetched copy, or None; if prefetching failed, opening the copy raises the error again."""
         prefetched, self._prefetched = self._prefetched, None
         with suppress(Exception):
             if prefetched is not None and not prefetched.cancel():
@@ -94,7 +94,7 @@ class CachedShard(OpeningURL):
         return self._folder.open(self._request(options), wait=False, should_continue=lambda: not stop.is_set())
 
     def release(self) -> None:
-        """Close the copy that was prefetched, if any."""
+        """Close the prefetched copy, if any."""
         prefetched, self._prefetched = self._prefetched, None
         if prefetched is not None and not prefetched.cancel():
             prefetched.add_done_callback(close_result)
@@ -103,9 +103,9 @@ class CachedShard(OpeningURL):
         """Return the request to download the shard.
 
         Raises:
-            UnsafeInputError: the options allow only files on a network, and the shard is not one.
+            UnsafeInputError: the options allow only files on a network, but the shard is not one.
         """
-        # Before its size is requested.
+        # Check before requesting the size.
         check_url(str(self), allow_local_files=options.get("allow_local_files", True))
         return DownloadRequest(str(self), FileFacts(self._size), self._sha256, options)
 
@@ -118,7 +118,7 @@ class CopyPrefetch:
         self._waiting: Sequence[CachedShard] = ()
 
     def fetch(self, shards: Sequence[CachedShard], options: Mapping[str, Any]) -> None:
-        """Download these shards in order, instead of those requested before; opening one raises its error again."""
+        """Download these shards in order instead of earlier ones; opening a shard raises its error again."""
         for shard in self._waiting:
             if all(shard is not each for each in shards):  # equal URLs may have several copies
                 shard.release()
@@ -127,7 +127,7 @@ class CopyPrefetch:
             shard.prefetch(options, self._threads)
 
     def close(self) -> None:
-        """Stop the downloads, and release the copies."""
+        """Stop the downloads and release the copies."""
         self._threads.close()
         for shard in self._waiting:
             shard.release()
@@ -136,7 +136,7 @@ class CopyPrefetch:
 def cache_wds_shards(
     source: Iterable[str | os.PathLike[str]], folder: CacheFolder, *, prefetch: int, known: KnownShards
 ) -> Generator[str, None, None]:
-    """Yield each shard of ``source`` as a `CachedShard`, and prefetch the next ones while it is read."""
+    """Yield each shard of ``source`` as a `CachedShard`; prefetch the next ones while it is read."""
     prefetcher = CopyPrefetch()
     waiting: deque[CachedShard] = deque()
 
@@ -164,14 +164,14 @@ def cache_wds_shards(
 
 
 class WarmedShard(NamedTuple):
-    """The result of one download."""
+    """The result of a download."""
 
     url: str
-    #: The size of its copy.
+    #: The size of the copy.
     bytes: int = 0
     #: Whether the copy existed before.
     was_cached: bool = False
-    #: Why there is no copy, or "".
+    #: The reason why there is no copy, or "".
     error: str = ""
 
 
@@ -211,7 +211,7 @@ def warm_cache(
     try:
         for url, future in [(url, threads.submit(partial(fetch, url))) for url in urls]:
             found = future.result()
-            if found is None:  # concurrent downloads cannot be evicted
+            if found is None:  # concurrent downloads cannot be evicted yet
                 postponed.append(url)
             else:
                 yield found

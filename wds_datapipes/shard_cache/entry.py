@@ -1,4 +1,4 @@
-"""Cache entry: the name of a copy, the facts recorded about it, and the time of its last use."""
+"""Cache entries: the name of a copy, the facts recorded about it, and the time of its last use."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FORMAT = "wds-datapipes copy"
 VERSION = 1
 #: The number of hexadecimal digits of the digest in a name: 128 bits.
 DIGITS = 32
-#: How many characters of a shard's name are part of its copy's name, for people who list the folder.
+#: The maximum number of characters of a shard's name in its copy's name, for people who list the folder.
 NAMED = 80
 COPY = re.compile(rf"[0-9a-f]{{{DIGITS}}}-.+")
 UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
@@ -34,7 +34,7 @@ FACTS, PART, LOCK = ".json", ".part", ".lock"
 FOLDER_LOCK = "folder.lock"
 
 
-#: What is known about a shard whose store reports nothing.
+#: The facts about a shard whose store reports nothing.
 UNKNOWN = FileFacts()
 
 
@@ -47,7 +47,7 @@ class CopyFacts:
         bytes: its size.
         sha256: its digest in hexadecimal digits.
         mtime_ns: the modification time of the copy, in nanoseconds.
-        source: the version of the shard: its size, and its ETag or modification time, as its store reports them.
+        source: the version of the shard, as reported by its store: its size, and its ETag or modification time.
         run: the run that has asked the store for this version last; "" if none has.
     """
 
@@ -60,7 +60,7 @@ class CopyFacts:
 
 
 class Entry:
-    """The files of one copy: the copy, its facts, the download in progress, and its lock.
+    """The files that belong to a copy: the copy itself, its facts, the download in progress, and the lock.
 
     Args:
         folder: the folder of the cache.
@@ -77,7 +77,7 @@ class Entry:
 
     @classmethod
     def of(cls, folder: Path, url: str) -> Entry:
-        """Return the entry of a shard, named by a digest of its URL, which reveals no secret.
+        """Return the entry of a shard, named by a digest of its URL, which reveals no secrets.
 
         >>> Entry.of(Path("cache"), "https://me:pass@host/train/000.tar?sig=1").path.name.partition("-")[2]
         '000.tar'
@@ -100,7 +100,7 @@ class Entry:
             return None
 
     def write_facts(self, facts: CopyFacts) -> None:
-        """Write the facts about the copy, whose lock is held.
+        """Write the facts about the copy; the caller holds its lock.
 
         Raises:
             OSError: the file cannot be written.
@@ -111,7 +111,7 @@ class Entry:
         part.replace(self.facts_path)
 
     def last_use(self) -> int:
-        """Return when the copy was used last, in nanoseconds; 0 if nothing is recorded about it."""
+        """Return the time of the copy's last use in nanoseconds; 0 if nothing is recorded."""
         return modified_ns(self.facts_path)
 
     def remove(self) -> None:
@@ -129,12 +129,12 @@ def modified_ns(path: Path) -> int:
 
 
 def is_copy(name: str) -> bool:
-    """Whether the file of this name in the folder of a cache is a copy."""
+    """Whether a file in the folder of a cache is a copy, by its name."""
     return COPY.fullmatch(name) is not None
 
 
 def entries(folder: Path) -> list[Entry]:
-    """Return all copies of a folder, in the order of their names."""
+    """Return all copies in a folder, sorted by name."""
     names = filter(is_copy, sorted(os.listdir(folder)))  # noqa: PTH208  only the names are needed
     return [Entry(folder, name[:DIGITS], name[DIGITS + 1 :]) for name in names]
 
@@ -150,9 +150,9 @@ def digest_of(copy: io.FileIO) -> str:
 
 
 def stamp(folder: Path, path: Path) -> None:
-    """Record in a file's modification time that its copy is used now, monotonically even if the clock is not.
+    """Record the current use of a copy in a file's modification time, monotonically even if the clock is not.
 
-    Nothing is recorded on a read-only disk, where copies are never evicted.
+    On a read-only disk, nothing is recorded, because copies there are never evicted.
     """
     try:
         with lock_file(folder / FOLDER_LOCK, keep_file=True) as descriptor, contextlib.suppress(FileNotFoundError):
@@ -168,29 +168,30 @@ def stamp(folder: Path, path: Path) -> None:
 
 LOGGER = logging.getLogger("wds_datapipes")
 
-#: The minimum age of a stray file before it is removed, in seconds: a process may be about to use it.
+#: The minimum age of a stray file before it is removed, in seconds, because a process may be about to use it.
 STRAY_S = 3600.0
 
 
-#: A copy that was not used in this many whole passes is stale. Processes of a host begin a pass at different times.
+#: A copy that was not used in this many whole passes is stale. It is not 1, because processes of a host begin a pass at
+#: different times.
 STALE_PASSES = 2
 
 
 class Passes:
-    """Passes of a process over a dataset that read each shard once; a copy is evicted if its next use is farthest.
+    """A process's passes over a dataset, each reading every shard once; the copy with the farthest next use is evicted.
 
-    A shard that was read in the current pass is needed again in the next one, later than all that were not. So a copy
-    is evicted before its pass only to make space for the first shards of that pass: with one reader, a pass has at most
-    one hit less than if all future uses were known (Belady's rule).
+    A shard that was read in the current pass is needed again only in the next one, later than all shards that were not.
+    A copy is therefore evicted before its pass only to make space for the first shards of that pass: with one reader, a
+    pass has at most one hit less than if all future uses were known (Belady's rule).
     """
 
     def __init__(self) -> None:
-        #: For each of the last passes, the last use of any copy before it began.
+        #: For each of the last passes, the time of the last use of any copy before the pass began.
         self._begun = deque([0], maxlen=STALE_PASSES + 1)
         self._expected = set[str]()
 
     def expect(self, copies: Iterable[Entry]) -> None:
-        """Keep the copies with which the next pass begins longer than others that were used in this pass."""
+        """Keep the copies that the next pass needs first longer than others that were used in this pass."""
         self._expected.update(copy.digest for copy in copies)
 
     def begin(self, folder: Path) -> None:
@@ -199,26 +200,26 @@ class Passes:
         self._begun.append(modified_ns(folder / FOLDER_LOCK))  # 0 if nothing was ever copied
 
     def priority(self, entry: Entry) -> tuple[int, int]:
-        """Return a key by which copies are evicted: stale ones, those used in this pass, expected ones, then others."""
+        """Return the sort key for eviction: stale copies, those used in this pass, expected ones, then others."""
         last_use = entry.last_use()
         group = 0 if last_use <= self._begun[0] else 1 if last_use > self._begun[-1] else 3
         return max(group, 2 * (entry.digest in self._expected)), last_use
 
 
 Priority: TypeAlias = "Callable[[Entry], Any]"
-"""Returns a key of a copy; the copy with the least one is evicted first."""
+"""Returns the sort key of a copy; the copy with the smallest key is evicted first."""
 
 
 def reserve_space(
     folder: Path, own: Path | None, need: int, max_bytes: int, priority: Priority = Entry.last_use
 ) -> bool:
-    """Evict copies until ``need`` bytes are free, and reserve them; return whether that succeeded.
+    """Evict copies until ``need`` bytes are free, and reserve these bytes; return whether this succeeded.
 
     Downloads in progress in other processes count with their final size.
 
     Args:
         folder: the folder of the cache.
-        own: the download to reserve space for, which does not count.
+        own: the download to reserve space for, whose current size does not count.
         need: its final size, in bytes.
         max_bytes: the maximum total size of all copies.
         priority: the order of eviction; by default, the least recently used copy is evicted first.
@@ -248,7 +249,7 @@ def evict_one(folder: Path, priority: Priority = Entry.last_use) -> bool:
 def evict(entry: Entry) -> int:
     """Remove a copy, unless it is in use; return the number of freed bytes."""
     with lock_file(entry.lock, wait=False) as descriptor:
-        if descriptor is None:  # another process downloads or checks it
+        if descriptor is None:  # another process is downloading or checking it
             return 0
         with lock_file(entry.path, wait=False, keep_file=True, create=False) as copy:
             if copy is None:
@@ -260,7 +261,7 @@ def evict(entry: Entry) -> int:
 
 
 def used_bytes(folder: Path, own: Path | None = None) -> int:
-    """Return the size of all copies of a folder, including downloads in progress."""
+    """Return the total size of all copies in a folder, including downloads in progress."""
     used = 0
     for path in folder.iterdir():
         if (is_copy(path.name) or path.suffix not in (FACTS, LOCK)) and path != own:

@@ -1,4 +1,4 @@
-"""Cache store: finds or downloads the copies of a folder, and pins them while they are read."""
+"""Cache store: find or download copies of shards, and pin them while they are read."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class CacheFolder:
 
     Args:
         folder: the folder, which is created if needed.
-        max_bytes: the maximum total size of all copies; None for no limit but the disk.
+        max_bytes: the maximum total size of all copies; None means that only the disk limits it.
         verbose: log each download as a warning, which is shown even if logging is not configured.
         priority: the order of eviction; by default, the least recently used copy is evicted first.
         run: identifies the processes that use the same version of each shard, so that one of them asks its store for
@@ -84,7 +84,7 @@ class CacheFolder:
         self._warned = False
 
     def warn_cache_full(self, request: DownloadRequest) -> None:
-        """Count a miss, and warn once that shards are read from their source because the cache is full."""
+        """Count a miss; warn once that shards are read from their source because the cache is full."""
         request.count("cache_misses")
         if not self._warned:
             self._warned = True
@@ -97,11 +97,11 @@ class CacheFolder:
     def open(
         self, request: DownloadRequest, *, wait: bool = True, should_continue: Callable[[], bool] = lambda: True
     ) -> BinaryIO | None:
-        """Return the copy of a shard, open and pinned until it is closed; download it if needed.
+        """Return the copy of a shard, opened and pinned until it is closed; download it if needed.
 
         Args:
             request: the shard.
-            wait: wait for another process that is downloading it; otherwise return None.
+            wait: wait if another process is downloading it; otherwise, return None.
             should_continue: called periodically during the download; False stops it.
 
         Raises:
@@ -133,12 +133,12 @@ class CacheFolder:
         return Entry.of(self.path, url)
 
     def discard(self, url: str, error: WdsError) -> None:
-        """Remove a damaged copy, so that the shard is downloaded again."""
+        """Remove a damaged copy, so that the shard will be downloaded again."""
         entry = self.entry(url)
         with suppress(OSError):  # the folder may be gone or read-only
             if evict(entry):
                 LOGGER.warning(
-                    "Removed the copy %s, which cannot be read to its end (%s). Its shard is downloaded again when it "
+                    "Removed the copy %s, which cannot be read to its end (%s). The shard is downloaded again when it "
                     "is needed",
                     *(entry.path, type(error).__name__),
                 )
@@ -160,12 +160,12 @@ class CacheFolder:
         return copy
 
     def _open_pinned(self, entry: Entry, request: DownloadRequest, *, is_locked: bool = False) -> BinaryIO | None:
-        """Return the copy, pinned, if it exists and is valid.
+        """Return the pinned copy if it exists and is valid.
 
         Args:
             entry: the copy.
-            request: the shard, whose size and digest may be known.
-            is_locked: whether its lock is held, so that a damaged copy may be removed.
+            request: the request for the shard, whose size and digest may be known.
+            is_locked: whether the caller holds the lock, so that a damaged copy may be removed.
         """
         while True:
             try:
@@ -173,7 +173,7 @@ class CacheFolder:
             except FileNotFoundError:
                 return None
             try:
-                fcntl.flock(copy, fcntl.LOCK_SH)  # waits while another process removes it
+                fcntl.flock(copy, fcntl.LOCK_SH)  # waits if another process is removing it
                 if not os.fstat(copy.fileno()).st_nlink:
                     copy.close()
                     continue
@@ -197,7 +197,7 @@ class CacheFolder:
     def _describe_difference(
         self, facts: CopyFacts, request: DownloadRequest, entry: Entry, *, is_locked: bool
     ) -> str | None:
-        """Return why a copy is one of another version than an index, a manifest or the store describes, or None."""
+        """Return how a copy differs from the version that an index, a manifest or the store describes, or None."""
         found = _describe_version(facts, request.known, request.sha256)
         if found is not None or not request.asks or self._is_offline or entry.digest in self._compared:
             return found
@@ -211,7 +211,7 @@ class CacheFolder:
             if self.run:
                 raise
             self._is_offline = True
-            LOGGER.warning("Copies are used without asking their store whether their shards have changed: %s", error)
+            LOGGER.warning("Using copies without asking their store whether the shards have changed: %s", error)
         if found is None:
             self._compared.add(entry.digest)
             if self.run and is_locked:
@@ -220,7 +220,7 @@ class CacheFolder:
 
 
 def _describe_damage(copy: io.FileIO, facts: CopyFacts | None) -> str | None:
-    """Return what is wrong with a copy, or None; one that was touched must have its digest."""
+    """Describe the damage of a copy, or return None; if its modification time has changed, its digest must match."""
     if facts is None:
         return "nothing is recorded about it"
     status = os.fstat(copy.fileno())
@@ -233,7 +233,7 @@ def _describe_damage(copy: io.FileIO, facts: CopyFacts | None) -> str | None:
 
 
 def _describe_version(facts: CopyFacts, known: FileFacts, sha256: str | None = None) -> str | None:
-    """Return how a copy differs from what is known about its shard, or None."""
+    """Describe how a copy differs from the known facts about its shard, or return None."""
     now, then = (facts.bytes, *facts.source[1:], facts.sha256), (*known, sha256)
     for own, other, what in zip(now, then, ("size in bytes", "modification time", "ETag", "SHA-256"), strict=True):
         if None not in (own, other) and own != other:
@@ -243,11 +243,11 @@ def _describe_version(facts: CopyFacts, known: FileFacts, sha256: str | None = N
 
 #: The options that also apply to requests for the size.
 FACTS_OPTIONS = ("storage_options", "timeout_s", "retries")
-#: How much is read from the source at once, in bytes.
+#: The number of bytes to read from the source at once.
 BLOCK_BYTES = 1 << 20
 #: The errors of a full disk.
 FULL = {errno.ENOSPC, errno.EDQUOT}
-#: The step in which space is reserved if the size of a shard is unknown, in bytes.
+#: If the size of a shard is unknown, space is reserved in steps of this size, in bytes.
 STEP_BYTES = 64 << 20
 
 
@@ -264,12 +264,12 @@ class DownloadRequest:
 
     Args:
         url: the shard.
-        known: its size and its ETag, as far as an index or a manifest has them.
+        known: its size and its ETag, if an index or a manifest has them.
         sha256: its digest, if known.
         options: the options to open it with; its ``counters`` count hits and misses.
 
     Attributes:
-        asks: whether only the store can tell if an existing copy is still that of the shard.
+        asks: whether only the store can tell if an existing copy is still up to date.
     """
 
     def __init__(self, url: str, known: FileFacts, sha256: str | None, options: Mapping[str, Any]) -> None:
@@ -278,7 +278,7 @@ class DownloadRequest:
         self._answer: FileFacts | None = None
 
     def count(self, figure: str, copy: BinaryIO | None = None) -> BinaryIO | None:
-        """Count one of ``"cache_hits"`` or ``"cache_misses"``, and the bytes of the copy, which is returned."""
+        """Count a hit or a miss (``"cache_hits"``, ``"cache_misses"``) and the bytes of the copy; return the copy."""
         counters = self.options.get("counters")
         if counters is not None:
             counters.count(figure)
@@ -286,7 +286,7 @@ class DownloadRequest:
         return copy
 
     def ask(self, **more: Any) -> FileFacts:
-        """Return what the store says about the shard, which is asked once.
+        """Return the facts that the store reports about the shard; it is asked only once.
 
         Raises:
             ShardOpenError: there is no such file, or access is denied.
@@ -305,10 +305,10 @@ def fetch_copy(
     *,
     is_last: bool = False,
 ) -> BinaryIO:
-    """Download a copy whose lock is held, and return it open and pinned.
+    """Download a copy, whose lock the caller holds, and return it opened and pinned.
 
-    If the size of the shard is unknown, the download must be a complete archive, except in the last attempt: the reader
-    may have been configured to accept archives without an end marker.
+    If the size of the shard is unknown, the download must be a complete archive, except in the last attempt, because
+    the reader may be configured to accept archives without an end marker.
 
     Raises:
         CacheFullError: there is no space for the copy.
@@ -339,7 +339,7 @@ def fetch_copy(
 
 
 class _Reservation:
-    """The disk space reserved for one download, which grows if the size is unknown."""
+    """The disk space reserved for a download, which grows if the size is unknown."""
 
     def __init__(self, folder: CacheFolder, part: Path) -> None:
         self._folder, self._part = folder, part
@@ -355,7 +355,7 @@ class _Reservation:
         self._reserved = need
 
     def write(self, copy: io.FileIO, data: memoryview) -> None:
-        """Write data, and evict copies if the disk is full."""
+        """Write data; evict copies if the disk is full."""
         if self.written + len(data) > self._reserved:
             self.extend(self.written + max(len(data), STEP_BYTES) if self._reserved or self.written else len(data))
         while data:
@@ -377,7 +377,7 @@ def _copy_source(
     size: int | None,
     should_continue: Callable[[], bool],
 ) -> tuple[str, str | None]:
-    """Write the source to the copy, and return its digest and, if it is known, its ETag."""
+    """Write the source to the copy; return its digest and, if known, its ETag."""
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(BLOCK_BYTES))
     with name_read_errors(request.name), open_url(request.url, **request.options) as source:
@@ -385,7 +385,7 @@ def _copy_source(
         if None not in (etag, indexed) and etag != indexed:
             raise ChangedShardError(
                 f"{request.name} has changed since it was indexed: its ETag is {etag!r} instead of {indexed!r}. "
-                "Build its index again, and write the manifest again, if there is one"
+                "Rebuild its index, and the manifest, if there is one"
             )
         while count := source.readinto(buffer):  # type: ignore[attr-defined]  # the streams of open_url have it
             if not should_continue():
@@ -407,11 +407,11 @@ def _copy_source(
 
 
 def _check_complete(request: DownloadRequest, copy: io.FileIO, size: int) -> None:
-    """Raise if a download is a truncated archive, as after a broken connection."""
+    """Raise an error if a download is a truncated archive, for example after a broken connection."""
     copy.truncate(size)
     with suppress(
         CorruptShardError, UnsupportedMemberError, ReadLimitError, MissingDependencyError
-    ):  # reported by the reader
+    ):  # the reader reports these
         try:
             ShardScan(f"/proc/self/fd/{copy.fileno()}", ignore_zeros=True).finish()
         except TruncatedShardError:
@@ -422,7 +422,7 @@ def _check_complete(request: DownloadRequest, copy: io.FileIO, size: int) -> Non
 
 
 def _finish(folder: Path, entry: Entry, copy: io.FileIO, facts: CopyFacts) -> None:
-    """Sync a complete copy, then rename it, so that a power failure cannot leave a truncated copy under its name."""
+    """Sync a complete copy before renaming it, so that a power failure cannot leave a truncated copy under its name."""
     copy.truncate(facts.bytes)
     os.fsync(copy.fileno())
     entry.write_facts(replace(facts, mtime_ns=os.fstat(copy.fileno()).st_mtime_ns))
@@ -434,5 +434,5 @@ def _finish(folder: Path, entry: Entry, copy: io.FileIO, facts: CopyFacts) -> No
 def _cache_error(folder: Path, error: OSError) -> CacheError:
     advice = "Its file system must support locks, and the folder must be writable"
     if error.errno in FULL:
-        advice = "All copies not in use were evicted already. Free space, use another folder, or pass max_bytes"
+        advice = "All unused copies have been evicted. Free space, use another folder, or pass max_bytes"
     return CacheError(f"The cache {folder} cannot be used: {error.strerror or error}. {advice}")

@@ -1,4 +1,4 @@
-"""Assignment of the rest of an epoch to a different number of instances."""
+"""Assign the rest of an epoch to a different number of instances."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from wds_datapipes.shards.position import Resume, SamplePosition, ShardShare
 
 @dataclass(frozen=True)
 class Resharding:
-    """The rest of an epoch that some instances of a stage have begun, for a different number of instances.
+    """The rest of an epoch that several instances of a stage have begun, for a different number of instances.
 
     Attributes:
-        states: the states of all previous instances, in the order of `instance_of`; None is the beginning.
-        waiting: returns the positions of the samples that later stages of one of them hold back.
+        states: the states of all previous instances, in the order of `instance_of`; None means the beginning.
+        waiting: called with the number of a previous instance, returns the positions of the samples that its later
+            stages hold back.
         instances: the current number of instances.
-        own: those whose states are wanted. Only the positions that they take over are unpacked.
+        own: the current instances whose states are requested. Only the positions that they take over are unpacked.
     """
 
     states: Sequence[Any]
@@ -28,20 +29,21 @@ class Resharding:
 
 
 def assign_shards(rest: Resharding) -> list[ShardShare]:
-    """Assign the samples that the previous instances have not yielded to the instances of a resharding.
+    """Assign the samples that the previous instances have not yielded to the current instances.
 
-    Each instance takes over some of the previous ones, or a part of one. The rest of a partly read shard goes to one
-    instance, along with the samples held back from it. So does each other shard before the last one that was started;
-    the later shards, however many, are assigned round-robin.
+    Each instance takes over some previous instances, or part of one. The rest of a partly read shard goes to a single
+    instance, along with the samples held back from that shard. So does every other shard before the last one that was
+    started. All later shards are assigned round-robin.
 
     Args:
-        rest: has the states of ``.group_samples()``: the positions in the shards after the delivered items.
+        rest: the resharding, with the states of ``.group_samples()``: the positions in the shards after the delivered
+            items.
     """
     states, every = [state or {} for state in rest.states], rest.instances
     count = len(states)
     heads = [_head(state, number, count) for number, state in enumerate(states)]
     since = max(reached for reached, _ in heads)
-    order = sorted(range(count), key=lambda number: not heads[number][1])  # so that all get as many begun shards
+    order = sorted(range(count), key=lambda number: not heads[number][1])  # so that all get equally many begun ones
     shares = []
     for instance in rest.own:
         first, turn = instance % count, instance // count
@@ -55,7 +57,7 @@ def assign_shards(rest: Resharding) -> list[ShardShare]:
 
 
 def _head(state: Mapping[str, Any], number: int, instances: int) -> tuple[int, bool]:
-    """Return the first shard that an instance has not begun, and whether a part of an earlier one is unread."""
+    """Return the first shard that an instance has not begun, and whether part of an earlier one is unread."""
     shard, start, _ = state.get("next", (0, 0, ""))
     is_begun, since = start > 0 or "open" in state, 0
     if "dealt" in state:
@@ -71,13 +73,13 @@ def _pieces(
 ) -> list[tuple[int, list[tuple[int, int]]]]:
     """Return the shards that an instance has begun, and those before ``since``, each with its unread spans.
 
-    Those with many samples come first: of the others, the bytes of their samples are known.
+    Shards with an open end come first, because they may have many samples; the others are sorted by size.
     """
     shard, start, key = state.get("next", (0, 0, ""))
     again = defaultdict[int, list[tuple[int, int]]](list)
     if "dealt" in state:
         share, every, turn = ShardShare.from_state(state["dealt"]), 1, 0
-    else:  # it counts the shards assigned to it at the start of the epoch
+    else:  # the instance counts the shards assigned to it at the start of the epoch
         share, every, turn = ShardShare(instances, number), instances, number
     for address in waiting:
         again[address.shard * every + turn].append((address.start, address.end))

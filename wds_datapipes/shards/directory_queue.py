@@ -1,4 +1,4 @@
-"""Directory queue: distributes the files of a directory to several processes, each file once."""
+"""A directory as a queue: each of its files goes to exactly one of several processes."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ After = Literal["keep", "delete", "return"]
 CLAIMS, NAME_START = ".claims", 9
 #: The subdirectory for files that were read.
 DONE = "done"
-#: The arguments of ``renameat2`` for paths, and for a failure if the new name exists.
+#: Arguments of ``renameat2``: for plain paths, and for failing if the new name exists.
 AT_FDCWD, RENAME_NOREPLACE = -100, 1
-#: The errors of a system, sandbox or file system, such as NFS, that does not support it.
+#: The errors of systems, sandboxes and file systems, such as NFS, that do not support it.
 NO_NOREPLACE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM}
 
 
 def take_files(
     folder: str, patterns: Sequence[str], *, select: Select, after: After, poll_s: float, timeout_s: float | None
 ) -> Iterator[str]:
-    """Yield the paths of files in a directory, current and new ones, until none arrives for ``timeout_s``.
+    """Yield the paths of current and new files in a directory until none arrives for ``timeout_s``.
 
-    A file counts as read when the next one is requested. If the iteration stops early, the file yielded last is
-    returned to the directory.
+    A file counts as read when the next one is requested. If iteration stops early, the last file yielded is returned to
+    the directory.
 
     Raises:
         ShardOpenError: the directory cannot be written, or has no locks.
@@ -74,16 +74,16 @@ def take_files(
 
 @contextlib.contextmanager
 def _claim_file(path: Path, claims: Path) -> Iterator[Path | None]:
-    """Claim a file: move it to the claims, and lock it. Yield its new path, or None if it is gone.
+    """Claim a file: move it to the claims and lock it. Yield its new path, or None if it is gone.
 
-    At the end, it is returned, unless it was moved or removed. The operating system releases the lock when the process
-    ends for any reason. So a claimed file that can be locked belongs to a process that has died, on any host that sees
-    the locks.
+    At the end, the file is returned, unless it was moved or removed. The operating system releases the lock when the
+    process ends for any reason. A claimed file that can be locked therefore belongs to a process that has died, on any
+    host that shares the locks.
     """
     owner, claim = os.getpid(), claims / f"{secrets.token_hex(NAME_START // 2)}-{path.name}"
     with contextlib.suppress(FileNotFoundError):  # claimed by another process
         path.rename(claim)
-    # A process that looks for orphaned files may hold the lock for a moment.
+    # A process that looks for orphaned files may briefly hold the lock.
     with lock_file(claim, keep_file=True, create=False) as descriptor:
         try:
             yield None if descriptor is None else claim
@@ -102,11 +102,11 @@ def _finish(path: Path, after: After) -> None:
         _move(path, done, path.name[NAME_START:])
     else:
         with contextlib.suppress(FileNotFoundError):  # the program has removed it
-            os.utime(path)  # so that it is not the oldest, which is taken first
+            os.utime(path)  # make it the newest, because the oldest is taken first
 
 
 def _return_orphaned(claims: Path) -> None:
-    """Return the files claimed by processes that have died to the directory.
+    """Return files to the directory whose claiming processes have died.
 
     Raises:
         ShardOpenError: the directory cannot be written, or has no locks.
@@ -127,7 +127,7 @@ def _return_orphaned(claims: Path) -> None:
 
 
 def _list_files(folder: str, patterns: Sequence[str]) -> list[Path]:
-    """Return the available files, the oldest last."""
+    """Return the available files, oldest last."""
     found = []
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -139,7 +139,7 @@ def _list_files(folder: str, patterns: Sequence[str]) -> list[Path]:
 
 
 def _move(path: Path, folder: Path, name: str) -> None:
-    """Move a file into a directory, unless it is gone, in one step; if its name exists there, prefix a number."""
+    """Atomically move a file, unless it is gone, into a directory; if its name exists there, prefix a number."""
     for number in itertools.count(1):
         try:
             _rename_to_new_name(path, folder / (name if number == 1 else f"{number}-{name}"))
@@ -164,7 +164,7 @@ def _rename_to_new_name(path: Path, target: Path) -> None:
         code = ctypes.get_errno()
     if code not in NO_NOREPLACE:
         raise OSError(code, os.strerror(code), os.fspath(path), None, os.fspath(target))
-    # Not a link to the new name, since a process that is killed before it removes the old name leaves the shard twice.
+    # Do not link to the new name: a process killed before it removes the old name would leave the shard twice.
     if os.path.lexists(target):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(target))
     path.rename(target)

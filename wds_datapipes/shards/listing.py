@@ -1,4 +1,4 @@
-"""Shard listing: finds the files that match a glob and the shards in a directory."""
+"""List shards: the files that match a glob, and the shards in a directory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GLOB_MARKS = frozenset("*?[")
 
 
 def list_urls(url: str, storage_options: Mapping[str, Any]) -> list[str]:
-    """Return the shards of a URL, sorted: the URL itself, unless it is a glob or a directory.
+    """Return the sorted shards of a glob or a directory, or else the URL itself.
 
     Raises:
         SpecError: no file matches the glob, or the directory has no shards or cannot be listed.
@@ -33,7 +33,7 @@ def list_urls(url: str, storage_options: Mapping[str, Any]) -> list[str]:
     if path is not None:
         found = local_directory(path) if url.endswith("/") else local_glob(path)
         return [f"file:{quote(name)}" for name in found] if scheme == "file" else found
-    # In the query of an HTTP URL, * is not a wildcard.
+    # The * is not a wildcard in the query of an HTTP URL.
     is_listed = url.endswith("/") or "*" in without_query(url)
     if not is_listed or scheme in known_schemes():
         return [url]
@@ -41,11 +41,11 @@ def list_urls(url: str, storage_options: Mapping[str, Any]) -> list[str]:
 
 
 def local_glob(path: str) -> list[str]:
-    """Return the files that match, or the one file of exactly this name."""
+    """Return the files that match a path, or the file with exactly this name."""
     if GLOB_MARKS.isdisjoint(path) or Path(path).is_file():
         return [path]
     names = glob.glob(path, recursive=True)  # noqa: PTH207  Path.glob takes no absolute pattern
-    # Only files without the suffix of a shard are checked: a stat call is slow on a shared disk.
+    # Only files without a shard suffix are checked, because stat calls are slow on shared disks.
     found = sorted(name for name in names if name.endswith(SHARD_SUFFIXES) or not Path(name).is_dir())
     if not found:
         raise SpecError(f"No file matches {path!r}{relative_to(path)}")
@@ -70,7 +70,7 @@ def list_remote(url: str, storage_options: Mapping[str, Any]) -> list[str]:
     Raises:
         SpecError: there are none, or the URL cannot be listed; the message has no credentials.
     """
-    # Imported here, since importing fsspec is slow, and local shards do not need it.
+    # Imported here because importing fsspec is slow, and local shards do not need it.
     from wds_datapipes.io.remote.filesystem import RemotePath
 
     remote = RemotePath(url, storage_options)
@@ -106,10 +106,10 @@ def url_of(name: str, url: str, path: str, filesystem: Any) -> str:
 
 
 def is_shard(name: str) -> bool:
-    """Whether the name of a file is that of a shard, and not hidden."""
+    """Whether a file is a shard, by its name, and not hidden."""
     return name.endswith(SHARD_SUFFIXES) and not name.startswith(".")
 
 
 def relative_to(path: str) -> str:
-    """Return a note for messages with the working directory, if a path is relative to it."""
+    """Return a note with the working directory, for messages about a path that is relative to it."""
     return "" if Path(path).is_absolute() else f" (from {Path.cwd()})"

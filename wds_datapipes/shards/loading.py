@@ -1,4 +1,4 @@
-"""Shard loading: opens each shard in turn, decompresses it, reads its members and closes it."""
+"""Load shards: open each in turn, decompress it, read its members, and close it."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from wds_datapipes.types import MemberTuple, Shard
 class StreamOptions:
     """How shards of any format are opened and read; `ShardLoader` describes each option.
 
-    A subclass is a format: it has the options of the format, and turns the stream of a shard into its items.
+    A subclass represents a format: it has the options of the format, and turns the stream of a shard into items.
 
     Attributes:
         stage: the stage that reads the format, for errors.
-        counts_shards: whether an error budget counts shards; otherwise `items` counts what it reads.
+        counts_shards: whether an error budget counts shards; otherwise, `items` counts the items that it reads.
 
     Raises:
         TypeError: an option has the wrong type.
@@ -72,13 +72,13 @@ class StreamOptions:
         return {name: getattr(self, name) for name in names}
 
     def items(self, stream: BinaryIO, shard: Shard, start: int, policy: ErrorPolicy) -> Iterator[MemberTuple]:
-        """Yield the items of an uncompressed shard: the shard, their names, their values and their offsets.
+        """Yield the items of an uncompressed shard, as tuples of the shard, a name, a value and an offset.
 
         Args:
-            stream: the shard, or the part of it that is to be read.
+            stream: the shard, or the part of it to read.
             shard: the first value of each item; ``shard.end`` is the offset at which the part ends, or -1.
             start: the offset at which the part starts.
-            policy: handles errors that concern one item; all others are raised.
+            policy: handles errors that concern a single item; all other errors are raised.
         """
         raise NotImplementedError
 
@@ -132,7 +132,7 @@ ShardMembers = tuple[Shard, Iterator[MemberTuple]]
 def read_shards(
     source: Iterable[str | os.PathLike[str]], options: StreamOptions = DEFAULT_OPTIONS
 ) -> Iterator[ShardMembers]:
-    """Read the shards of ``source`` in turn, and yield each with its members."""
+    """Read the shards of ``source`` in turn; yield each with its members."""
     return iter(ShardReader(source, options))
 
 
@@ -145,20 +145,20 @@ def load_wds_shards(
 
 
 class ShardReader:
-    """One pass over shards, from the beginning or from a state.
+    """A pass over shards, from the beginning or from a state.
 
-    Iterating yields each shard with its members. If several shards are open, `shards` yields the shards, and the caller
-    decides which to `read` next.
+    Iteration yields each shard with its members. To keep several shards open, the caller gets them from `shards` and
+    decides which one to `read` next.
 
     The error policy applies per shard: if reading fails, the rest of the shard is skipped. The members yielded before
     the error remain valid, and the shard is marked as incomplete.
 
-    Remote shards are prefetched, up to ``read_ahead`` bytes: see `ShardPrefetcher`.
+    Remote shards are prefetched, up to ``read_ahead`` bytes; see `ShardPrefetcher`.
 
     Args:
         source: yields the paths or URLs of shards.
         options: how to read them.
-        resume: the part that remains to be read.
+        resume: the part that is still to be read.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class ShardReader:
                 return
 
     def read(self, shard: Shard, spans: Sequence[tuple[int, int]]) -> Iterator[ShardMembers]:
-        """Read spans of a shard, in order, each as a separate shard with the same number.
+        """Read spans of a shard in order, each as a separate shard with the same number.
 
         Raises:
             ChangedShardError: the shard has changed since the state was saved.
@@ -223,7 +223,7 @@ class ShardReader:
                     break
 
     def finish(self) -> None:
-        """Warn about the skipped shards, if there are more than already reported; count those left unread."""
+        """Warn about skipped shards that were not reported yet; count those left unread."""
         if self._policy.has_ended:
             self._policy.count_unread(self._source, self._taken)
         self._policy.finish()
@@ -247,7 +247,7 @@ class ShardReader:
                 archive.close()
                 raise
             if is_last:
-                archive.close()  # may raise, as for a command that failed
+                archive.close()  # may raise an error, such as that of a failed command
 
     @contextmanager
     def _handle_errors(self, shard: Shard) -> Iterator[None]:
@@ -256,7 +256,7 @@ class ShardReader:
             yield
             shard.is_complete = True
         except ChangedShardError:
-            raise  # regardless of the error policy: the loaded state does not fit
+            raise  # regardless of the error policy, because the loaded state does not fit
         except ShardError as error:
             shard.is_complete = False
             if isinstance(shard.url, OpeningURL) and isinstance(error, CorruptShardError | TruncatedShardError):
@@ -269,5 +269,5 @@ class ShardReader:
 def _local_path(url: str) -> str | None:
     try:
         return local_path(url)
-    except ShardOpenError:  # opening the shard raises it again, where the error policy applies
+    except ShardOpenError:  # opening the shard raises it again, under the error policy
         return None

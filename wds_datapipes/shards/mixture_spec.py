@@ -20,12 +20,12 @@ from wds_datapipes.shards.patterns import MAX_SHARDS, split_patterns
 TOP_KEYS = ("prefix", "buckets", "datasets")
 DATASET_KEYS = ("buckets", "name", "shards", "resample", "choose")
 SUFFIXES = (".yaml", ".yml", ".json")
-#: Errors that PyYAML raises besides its own: for an invalid date, an empty number, a deeply nested text.
+#: Errors that PyYAML raises besides its own, for example for an invalid date, an empty number, or deeply nested text.
 YAML_ERRORS = (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError)
 
 
 class Collection(NamedTuple):
-    """A collection of shards, and how many of them are part of an epoch."""
+    """A collection of shards, and the number of them in an epoch."""
 
     name: str
     urls: list[str]
@@ -35,7 +35,7 @@ class Collection(NamedTuple):
 
 
 class Mixture:
-    """The collections of a specification. Not a list, since torch traverses lists in every epoch."""
+    """The collections of a specification. This is not a list, because torch traverses lists in every epoch."""
 
     def __init__(self, collections: list[Collection]) -> None:
         self.collections = collections
@@ -74,15 +74,16 @@ def read_mixture(
     """Read a specification.
 
     Args:
-        spec: the path or the URL of a file, or the content of such a file.
-        expand: expands a pattern to the URLs of shards.
-        storage_options: passed to the remote file system of the file.
+        spec: the path or URL of a file, or the content of such a file.
+        expand: expands a pattern into the URLs of shards.
+        storage_options: the options of the file's remote file system.
         allow_local_files: False reads the file only from a network.
 
     Raises:
         SpecError: the specification is invalid, or a pattern in it cannot be expanded or matches nothing.
-        MissingDependencyError: it is a file and PyYAML is not installed.
-        UnsafeInputError: it comes from another host and names a command; or it is a local file, which was not allowed.
+        MissingDependencyError: the specification is a file, but PyYAML is not installed.
+        UnsafeInputError: the specification comes from another host and names a command, or is a local file without
+            permission.
     """
     file_url, where = None, "the given specification"
     if isinstance(spec, str | os.PathLike):
@@ -101,7 +102,7 @@ def read_mixture(
             check_url(url, listed_in=file_url)
         return urls
 
-    join = _join_homes if allow_local_files else os.path.join  # a stranger must not learn the name of a home
+    join = _join_homes if allow_local_files else os.path.join  # untrusted input must not reveal home directories
     collections = []
     for number, dataset in enumerate(datasets):
         named = _check_mapping(dataset, f"{where}, datasets[{number}]", DATASET_KEYS)
@@ -111,7 +112,7 @@ def read_mixture(
 
 
 def _load_file(url: str, path: str, storage_options: Mapping[str, Any] | None) -> object:
-    """Parse a file; ``path`` is its name in messages."""
+    """Parse a file; ``path`` is its name for messages."""
     if not without_query(url).endswith(SUFFIXES):
         raise SpecError(f"A specification must be a file that ends in {', '.join(SUFFIXES)}, not {path!r}")
     yaml = require("yaml", extra="yaml", purpose=f"read the specification {path}")
@@ -126,7 +127,7 @@ def _load_file(url: str, path: str, storage_options: Mapping[str, Any] | None) -
 def parse_plain_yaml(yaml: Any, text: str | bytes) -> Any:
     """Parse YAML with plain values.
 
-    Aliases are refused: a few lines of them can expand to more values than fit in memory.
+    Aliases are rejected, because a few lines of them can expand to more values than fit into memory.
 
     Args:
         yaml: the PyYAML module.
@@ -139,7 +140,7 @@ def parse_plain_yaml(yaml: Any, text: str | bytes) -> Any:
     class Loader(yaml.SafeLoader):  # type: ignore[misc]  # the package is optional
         def compose_node(self, parent: Any, index: Any) -> Any:
             if self.check_event(yaml.AliasEvent):
-                raise ValueError(f"aliases are not supported, and there is one:\n{self.peek_event().start_mark}")
+                raise ValueError(f"aliases are not supported, but there is one:\n{self.peek_event().start_mark}")
             return super().compose_node(parent, index)
 
     try:
@@ -152,7 +153,7 @@ def parse_plain_yaml(yaml: Any, text: str | bytes) -> Any:
 def _collection(
     facts: Mapping[str, Any], where: str, join: Callable[[str, str], str], expand: Callable[[str], list[str]]
 ) -> Collection:
-    """Return a dataset, from its own facts and those that all datasets share."""
+    """Return a dataset, given its own facts and those that all datasets share."""
     prefix, bucket = ("".join(_strings(facts[key], where, key, 1)) for key in ("prefix", "buckets"))
     name = str(facts.get("name", f"@{bucket}"))
     where = f"{where} ({name})"
@@ -178,7 +179,7 @@ def _collection(
 
 
 def _check_mapping(value: object, where: str, keys: tuple[str, ...]) -> Mapping[str, Any]:
-    """Return a mapping, or raise if it has other keys."""
+    """Return a mapping; raise an error if it has other keys."""
     if not isinstance(value, Mapping):
         raise SpecError(f"{where} must be a mapping with some of the keys {', '.join(keys)}, not {value!r}")
     if unknown := [key for key in value if key not in keys]:
@@ -187,7 +188,7 @@ def _check_mapping(value: object, where: str, keys: tuple[str, ...]) -> Mapping[
 
 
 def _strings(value: object, where: str, key: str, most: int = sys.maxsize) -> list[str]:
-    """Return the strings of a key that has a string or a list of strings."""
+    """Return the strings of a key whose value is a string or a list of strings."""
     strings = [value] if isinstance(value, str) else value
     if not isinstance(strings, list) or not all(isinstance(each, str) for each in strings) or len(strings) > most:
         text = "a string" if most == 1 else "a string or a list of strings"
@@ -196,6 +197,6 @@ def _strings(value: object, where: str, key: str, most: int = sys.maxsize) -> li
 
 
 def _join_homes(bucket: str, part: str) -> str:
-    """Join the bucket and the name of shards, which may both start with a home directory."""
+    """Join the bucket and the name of shards, both of which may start with a home directory."""
     expand = os.path.expanduser
     return os.path.join(expand(bucket), expand(part))  # noqa: PTH118  URLs are no paths

@@ -1,4 +1,4 @@
-"""Positions as text of a few bytes each, for states."""
+"""Pack positions for states, as text of a few bytes each."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-#: Stands for positions that an outline of a state lacks.
+#: Replaces the positions that an outline of a state omits.
 OUTLINE = "outline"
-#: Fewer rows stay lists, which people can read.
+#: With fewer rows, the result is a readable list.
 MIN_ROWS = 16
-#: From so many rows on, a Huffman table for each byte of a column saves more than the 60 bytes that it takes.
+#: From this number of rows on, a Huffman table for each byte of a column saves more than the 60 bytes that it takes.
 TABLE_ROWS = 250
-#: The most bytes to decompress, those of some million rows: a corrupt text may expand a thousandfold.
+#: The maximum number of bytes to decompress, enough for millions of rows, because corrupt text may expand a
+#: thousandfold.
 MAX_BYTES = 1 << 28
 
-#: The types of whole columns, and of the numbers in a head: of rows, of columns, and the greatest common divisor.
+#: The type of columns, and the number of integers in the head: rows, columns, and the greatest common divisor.
 _INTEGERS, _HEAD = np.dtype("<i8"), 3
 
 
 def pack_rows(rows: Sequence[Sequence[int]]) -> list[list[int]] | str:
-    """Return rows of integers, such as positions, as text; as lists if there are few, or some are not positions.
+    """Return rows of integers, such as positions, as text; if there are few, or some are not positions, as lists.
 
-    The text has the sorted positions as the gaps between them and their sizes, and their order. The bytes of each place
-    of a column are compressed together.
+    The text contains the gaps between the sorted positions, their sizes, and their order. In each column, the bytes of
+    the same significance are compressed together.
 
     Args:
-        rows: a shard, two offsets, the second of which is -1 at the end of the shard, and any other numbers.
+        rows: for each, a shard, two offsets, the second of which is -1 at the end of the shard, and any other numbers.
     """
     plain = [[*row] for row in rows]
     if len(plain) < MIN_ROWS or len({*map(len, plain)}) != 1:
@@ -49,7 +50,7 @@ def pack_rows(rows: Sequence[Sequence[int]]) -> list[list[int]] | str:
     is_gap = steps[:, :-1].any(axis=1)
     gaps = steps[is_gap, :-1].T
     head = np.array([*keys.shape, unit], _INTEGERS).tobytes() + np.packbits(is_gap).tobytes()
-    # Only runs are found, as there is nothing else to find; so this takes no time.
+    # Search only for runs, because there is nothing else to find; this takes hardly any time.
     packer = zlib.compressobj(9, zlib.DEFLATED, -15, 9, zlib.Z_RLE)
     parts, mode = [packer.compress(head)], zlib.Z_BLOCK if len(plain) >= TABLE_ROWS else zlib.Z_NO_FLUSH
     for column in (order, *((gaps << 1) ^ (gaps >> 63)), keys[:, -1]):
@@ -62,14 +63,12 @@ def unpack_rows(packed: Any) -> Any:
     """Return the rows that `pack_rows` has packed.
 
     Raises:
-        ValueError: the text is corrupt, or stands for positions that an outline lacks.
+        ValueError: the text is corrupt, or replaces positions that an outline omits.
     """
     if not isinstance(packed, str):
         return packed
     if packed == OUTLINE:
-        raise ValueError(
-            "it is an outline, which lacks the samples that wait. Read the states that ranks_to_read names"
-        )
+        raise ValueError("it is an outline, which lacks the waiting samples. Read the states that ranks_to_read lists")
     try:
         data = zlib.decompressobj(-15).decompress(base64.b64decode(packed, validate=True), MAX_BYTES)
     except zlib.error as error:

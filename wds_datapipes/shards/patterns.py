@@ -1,4 +1,4 @@
-"""Shard patterns: expands variables, braces and globs to the URLs of shards, and rewrites URLs by rules."""
+"""Shard patterns: expand variables, braces and globs into the URLs of shards, and rewrite URLs by rules."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ Rewrite = Sequence[tuple[str, str]]
 Rules = list[tuple[re.Pattern[str], str]]
 """Compiled rewriting rules."""
 
-#: AIStore's names for the stores of URL schemes.
+#: AIStore's names for URL schemes.
 PROVIDERS = {"ais": "ais", "s3": "aws", "aws": "aws", "gs": "gcp", "gcp": "gcp", "az": "azure", "azure": "azure"}
 
-#: How deeply variables may refer to other variables.
+#: The maximum depth of variables that refer to other variables.
 MAX_ROUNDS = 10
 
-#: The maximum number of shards in one pattern, and of characters of their names, if each is as long as the pattern.
+#: The maximum number of shards in a pattern, and of characters in their names, assuming that each is as long as the
+#: pattern.
 MAX_SHARDS, MAX_CHARACTERS = 10_000_000, 1 << 31
 
 #: A range of numbers or letters between braces.
@@ -53,14 +54,13 @@ def expand_urls(
 
     A pattern is expanded in these steps:
 
-    1. ``::`` separates patterns.
-    2. ``${NAME}`` becomes the value of the variable ``WDS_NAME``, which may contain any of the following.
-    3. Braces: ``{000..146}`` counts with leading zeros, ``{0..8..2}`` in steps, ``{9..0}`` down, ``{train,val}`` lists.
-       They nest. In a pattern with braces, a backslash escapes the next character.
-    4. The first rule of `compile_rules` that changes the URL is applied.
-    5. A local path with ``*``, ``?``, ``[...]`` or ``**`` becomes the files that match it, sorted, unless a file of
-       exactly that name exists. In a URL of a remote file system, only ``*`` is a wildcard.
-    6. A directory, which ends in ``/``, becomes its shards, sorted: files that end in ``.tar``, ``.tgz`` and so on.
+    1. ``::`` separates patterns. 2. ``${NAME}`` becomes the value of the variable ``WDS_NAME``, which may contain any
+    of the following. 3. Braces: ``{000..146}`` counts with leading zeros, ``{0..8..2}`` in steps, ``{9..0}`` down,
+    ``{train,val}`` lists. Braces can be nested. In a pattern with braces, a backslash escapes the next character. 4.
+    The first rule of `compile_rules` that changes the URL is applied. 5. A local path with ``*``, ``?``, ``[...]`` or
+    ``**`` becomes the sorted files that match it, unless a file with exactly that name exists. In a URL of a remote
+    file system, only ``*`` is a wildcard. 6. A directory, which ends in ``/``, becomes its sorted shards: files that
+    end in ``.tar``, ``.tgz`` and so on.
 
     Steps 5 and 6 do not apply to ``-``, ``pipe:`` and the schemes of `register_opener`.
 
@@ -72,7 +72,7 @@ def expand_urls(
     Args:
         urls: a string, a path, or an iterable of these.
         variables: the values for step 2, usually ``os.environ``.
-        storage_options: passed to the remote file systems that are listed.
+        storage_options: the options of the remote file systems to list.
         rewrite: the rules for step 4, see `compile_rules`.
         allow_local_files: False allows only URLs of files on a network, and no variables.
 
@@ -100,9 +100,9 @@ def expand_urls(
 
 
 def pattern_texts(urls: Patterns, allow_local_files: bool = True) -> Iterator[str]:
-    """Yield the patterns as strings; a directory gets the trailing slash that a path object lacks.
+    """Yield the patterns as strings; a directory gets a trailing slash, which a path object lacks.
 
-    Without ``allow_local_files``, no path is a directory.
+    Without ``allow_local_files``, no path counts as a directory.
     """
     if isinstance(urls, (set, frozenset)):
         raise SpecError("Shards cannot be given as a set: its order differs between processes. Use sorted(...)")
@@ -161,11 +161,11 @@ def substitute(pattern: str, variables: Mapping[str, str]) -> str:
 def expand_pattern(
     pattern: str, storage_options: Mapping[str, Any], rules: Rules, allow_local_files: bool = True
 ) -> list[str]:
-    """Expand a pattern without variables; if local files are refused, check URLs before and after listing."""
+    """Expand a pattern without variables; if local files are not allowed, check URLs before and after listing."""
     urls = expand_braces(pattern)
     if not allow_local_files:
         return [shard for url in urls for shard in _list_safely(rewrite_url(url, rules), storage_options)]
-    # A pattern of a million shards is not worth a check of each name.
+    # Checking each name of a million shards would take too long.
     if not rules and GLOB_MARKS.isdisjoint(pattern) and not pattern.endswith(("/", "}")):
         return urls
     if "" in urls:
@@ -203,12 +203,12 @@ def expand_braces(pattern: str) -> list[str]:
 
 
 def count_names(pattern: str) -> int:
-    """Return an upper bound of the number of names that a pattern expands to.
+    """Return an upper bound for the number of names to which a pattern expands.
 
     >>> count_names("a-{00..99}-{b,c{1..3}}.tar")
     400
     """
-    open_braces: list[tuple[int, int]] = []  # of each: the alternatives before the current one, and its number of names
+    open_braces: list[tuple[int, int]] = []  # per brace: the names of earlier alternatives and of the current one
     before, count, start = 0, 1, 0
     for mark in MARK.finditer(pattern):
         if mark[0] == "{":
@@ -240,7 +240,7 @@ def compile_rules(rewrite: Rewrite | None, variables: Mapping[str, str]) -> Rule
     'http://ais:51080/v1/objects/bucket/train/0.tar?provider=gcp'
 
     Args:
-        rewrite: the rules; None takes those of ``WDS_REWRITE`` or ``GOPEN_REWRITE``, written as
+        rewrite: the rules; by default, those of ``WDS_REWRITE`` or ``GOPEN_REWRITE``, written as
             ``EXPRESSION=REPLACEMENT`` and separated by ``;``.
         variables: the environment. ``AIS_ENDPOINT`` is the address of an AIStore cluster for ``ais:`` URLs, and
             ``USE_AIS_FOR`` names further schemes to redirect there, separated by ``:``.

@@ -1,4 +1,4 @@
-"""Positions in a list of shards: the progress of a reader, the part to read after a resume, and its assignment."""
+"""Positions in a list of shards: the progress of a reader, the part to read on resume, and its assignment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from wds_datapipes.errors import ChangedShardError
 from wds_datapipes.shards.packed_rows import pack_rows, unpack_rows
 
 NextPosition: TypeAlias = tuple[int, int, str]
-"""The position of the next sample: the number of its shard, its offset, and its key, or "" if that is unknown."""
+"""The position of the next sample: the number of its shard, its offset, and its key, or "" if unknown."""
 
 #: The position after all shards.
 END_OF_SHARDS: NextPosition = (sys.maxsize, 0, "")
@@ -27,9 +27,9 @@ class SamplePosition(NamedTuple):
     Attributes:
         shard: the number of its shard among those opened, from 0.
         start: the offset of its first header in the archive, in bytes.
-        end: the offset of the next sample; -1 if this is the last one of the shard.
+        end: the offset of the next sample; -1 if this is the last sample of the shard.
         route: for each stage that reads several sources, or one repeatedly, the number of the source, if there are
-            several, and that of the pass; the last stage first.
+            several, and the number of the pass; the last stage first.
     """
 
     shard: int
@@ -53,7 +53,7 @@ def rows_of(positions: Iterable[SamplePosition]) -> list[list[int]]:
 
 
 def pack_positions(positions: Iterable[SamplePosition]) -> list[list[int]] | str:
-    """Return positions for a state: as plain lists, or as text if there are many."""
+    """Return positions for a state, as plain lists, or as text if there are many."""
     return pack_rows(rows_of(positions))
 
 
@@ -67,16 +67,16 @@ def unpack_positions(packed: Iterable[Sequence[int]] | str) -> list[SamplePositi
 
 
 class Progress:
-    """The position of a reader: its last sample, and the next one.
+    """The position of a reader: its last sample and the next one.
 
     Args:
-        floor: a position; everything before is read only to restore samples.
+        floor: a position; anything before it is read only to restore samples.
 
     Attributes:
-        last: the shard of the sample yielded last, its offset, and the offset of the next one, or -1.
-        next: the position of the next sample; if several shards are open, of the next one that was not opened.
+        last: the shard of the last sample yielded, its offset, and the offset of the next one, or -1.
+        next: the position of the next sample; if several shards are open, the position of the next unopened shard.
         open: if several shards are open, the position of the next sample of each, in the order of their turns.
-        floor: a bound just after the given ``floor``; later positions are greater.
+        floor: a bound just above the given ``floor``; later positions are greater.
     """
 
     __slots__ = ("_given", "floor", "last", "next", "open")
@@ -95,10 +95,10 @@ class Progress:
 
 
 class ItemCounter:
-    """Counts the items that a stage has read, each once.
+    """Counts the items that a stage has read, each of them once.
 
-    After a state is loaded, the earlier stages read the samples that later stages had buffered a second time, which is
-    not counted.
+    After a state is loaded, earlier stages read the samples that later stages had buffered a second time, which does
+    not count.
 
     Args:
         count: the number of items read so far.
@@ -113,14 +113,14 @@ class ItemCounter:
 
     @property
     def has_pending(self) -> bool:
-        """Whether some items have yet to be read a second time."""
+        """Whether some items are still to be read a second time."""
         return bool(self._again)
 
     def is_repeat(self, position: Callable[[], SamplePosition] | None) -> bool:
-        """Return whether an item is read for the second time; otherwise count it.
+        """Return whether an item is read for the second time; otherwise, count it.
 
         Args:
-            position: returns its position; None if it is unknown.
+            position: returns its position; None if unknown.
 
         Raises:
             ChangedShardError: the item is new, although others are still pending.
@@ -136,17 +136,17 @@ class ItemCounter:
 
 @dataclass(frozen=True)
 class ShardShare:
-    """The share of one pipeline instance in shards that all instances read.
+    """The share of a pipeline instance in the shards that all instances read.
 
     Shards are numbered before the list of the epoch is split. At the start of an epoch, all of them are assigned
-    round-robin. When the rest of an epoch is resharded, so are the shards that no instance has started; of the others,
-    each instance gets pieces.
+    round-robin. When the rest of an epoch is resharded, this applies to the shards that no instance has started; each
+    instance gets pieces of the others.
 
     Attributes:
         every: the number of instances that share the shards.
         turn: the number of this instance: it reads the shards whose number modulo ``every`` is ``turn``.
         since: the first shard assigned round-robin.
-        pieces: the spans to read of earlier shards, in order, as pairs of offsets; -1 is the end of the shard.
+        pieces: the spans of earlier shards to read, in order, as pairs of offsets; -1 means the end of the shard.
     """
 
     every: int = 1
@@ -161,12 +161,12 @@ class ShardShare:
         return [WHOLE] if shard % self.every == self.turn else ()
 
     def shards(self, end: int) -> Iterator[int]:
-        """Yield the numbers of the shards before ``end`` that have something to read, in no particular order."""
+        """Yield the numbers of the shards before ``end`` that have anything to read, in no particular order."""
         yield from self.pieces
         yield from range(self.since + (self.turn - self.since) % self.every, end, self.every)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the share as plain values, the same ones at each call."""
+        """Return the share as plain values; each call returns the same object."""
         return self._plain
 
     @cached_property
@@ -187,15 +187,15 @@ class ShardShare:
 
 @dataclass(frozen=True)
 class Resume:
-    """The part of a list of shards that remains to be read.
+    """The part of a list of shards that is still to be read.
 
     Attributes:
-        next: the position from which nothing was read yet, except from the shards of ``open``.
-        again: the spans of earlier samples to read again first, by the number of their shard.
-        share: the share of this instance in the list before it is split; None if the list is its own.
-        open: the positions from which nothing was read yet in earlier shards that were open, in the order of their
-            turns.
-        key_rule: splits the name of a member into its key and field.
+        next: the position from which on nothing has been read yet.
+        again: the spans of earlier samples to read again first, by shard number.
+        share: the share of this instance in the unsplit list; None if the list belongs to this instance alone.
+        open: for each earlier shard that was open, the position from which on nothing has been read yet, in the order
+            of their turns.
+        key_rule: splits the name of a member into key and field.
     """
 
     next: NextPosition = (0, 0, "")
@@ -206,15 +206,15 @@ class Resume:
 
     @property
     def last(self) -> int:
-        """The number of the last shard that may have something to read."""
+        """The number of the last shard that may have anything to read."""
         return max(self.again, default=-1) if self.next == END_OF_SHARDS else END_OF_SHARDS[0]
 
     def is_whole(self, shard: int) -> bool:
-        """Whether all of a shard is to be read."""
+        """Whether a whole shard is to be read."""
         return shard <= self.last and self.spans(shard) == [WHOLE]
 
     def key_at(self, shard: int, offset: int) -> str:
-        """Return the key of the next sample if this is its position, or ""."""
+        """Return the key of the next sample if this is its position, else ""."""
         return next((key for number, start, key in (self.next, *self.open) if (number, start) == (shard, offset)), "")
 
     def spans(self, shard: int) -> list[tuple[int, int]]:
@@ -238,9 +238,9 @@ ALL_SHARDS = Resume()
 
 
 def missing_samples_error(count: int) -> ChangedShardError:
-    """Return the error for buffered samples that are not found again."""
+    """Return the error for buffered samples that cannot be found again."""
     return ChangedShardError(
-        f"{count} samples that a stage had buffered are not found at their saved positions. A state can only be loaded "
+        f"{count} samples that a stage had buffered are not at their saved positions. A state can only be loaded "
         "with the same shards that it was saved with"
     )
 

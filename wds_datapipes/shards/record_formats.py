@@ -1,4 +1,4 @@
-"""Formats of record shards: how each splits bytes into records, and which names it has."""
+"""Formats of record shards: their names, and how each splits bytes into records."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from wds_datapipes.io.urls import without_query
 
 FormatName: TypeAlias = Literal["jsonl", "msgpack", "cbor"]
 
-#: Stands for bytes between records that have no value, such as an empty line.
+#: The value of bytes between records, such as an empty line.
 BLANK = object()
-#: The largest length in msgpack. Lengths need no other limit to find the end of a record, which creates no objects.
+#: The largest length in msgpack. No other limit is needed to find the end of a record, because this creates no objects.
 MSGPACK_LENGTH = 2**32 - 1
 #: The extensions of compressed files.
 COMPRESSED = tuple(f".{each.suffix}" for each in COMPRESSIONS)
@@ -29,10 +29,10 @@ class RecordFormat(NamedTuple):
     Attributes:
         name: its name as an argument.
         title: its name in messages.
-        extensions: the extensions of its files, without that of a compression.
-        split: yields the end and the value of each complete record in a window of bytes that starts with a record. The
-            value is `BLANK` or an error if there is none. It raises ValueError if a bad record has no known end, or
-            RecursionError. Its second argument is whether the shard ends with the window.
+        extensions: the extensions of its files, without compression.
+        split: yields the end and the value of each complete record in a window of bytes that starts with a record. If
+            there is no value, it yields `BLANK` or an error instead. It raises ValueError or RecursionError if the end
+            of a bad record is unknown. Its second argument says whether the shard ends with the window.
     """
 
     name: FormatName
@@ -42,7 +42,7 @@ class RecordFormat(NamedTuple):
 
 
 def split_json_lines(window: bytes, is_end: bool) -> Iterator[tuple[int, Any]]:
-    """Split JSON lines in UTF-8. The last line needs no line break if it is a complete value."""
+    """Split JSON lines in UTF-8. The last line needs no line break if its value is complete."""
     at = 0
     while at < len(window):
         end = window.find(b"\n", at) + 1 or len(window)
@@ -61,7 +61,7 @@ def split_json_lines(window: bytes, is_end: bool) -> Iterator[tuple[int, Any]]:
 
 
 def split_msgpack(window: bytes, is_end: bool) -> Iterator[tuple[int, Any]]:  # noqa: ARG001  a record has its own end
-    """Split concatenated msgpack values. Each is decoded once it is complete, so that no length is trusted."""
+    """Split concatenated msgpack values. Each value is decoded only once it is complete, so no length is trusted."""
     msgpack = require("msgpack", extra="msgpack", purpose="read msgpack records")
     lengths = {f"max_{kind}_len": MSGPACK_LENGTH for kind in ("str", "bin", "array", "map", "ext")}
     ends = msgpack.Unpacker(max_buffer_size=len(window), **lengths)
@@ -87,20 +87,20 @@ def split_cbor(window: bytes, is_end: bool) -> Iterator[tuple[int, Any]]:  # noq
     """Split concatenated CBOR values (RFC 8742)."""
     cbor2 = require("cbor2", extra="cbor", purpose="read CBOR records")
     stream = io.BytesIO(window)
-    decoder = cbor2.CBORDecoder(stream, read_size=1)  # so that it leaves the stream at the end of a value
+    decoder = cbor2.CBORDecoder(stream, read_size=1)  # leaves the stream at the end of a value
     while stream.tell() < len(window):
         try:
             value = decoder.decode()
         except cbor2.CBORDecodeEOF:
             return
-        except Exception as error:  # each release of cbor2 raises others for damaged data
+        except Exception as error:  # for damaged data, it depends on the release of cbor2
             is_nested = isinstance(error, RecursionError) or "nesting depth" in str(error)
             raise (RecursionError if is_nested else ValueError)(f"{type(error).__name__}: {error}") from error
         yield stream.tell(), _check_record(value)
 
 
 def _check_record(value: Any) -> Any:
-    """Return a record; raise ValueError if it is rather bytes of another format, which decode to small integers."""
+    """Return a record; raise ValueError for a single value, such as the small integers of bytes in another format."""
     if not isinstance(value, dict | list | tuple | Exception):
         raise ValueError(f"it is the value {value!r:.40}")
     return value
@@ -131,7 +131,7 @@ def find_format(url: str, name: FormatName | None) -> RecordFormat:
     if found is None:
         known = ", ".join(ending for each in FORMATS.values() for ending in each.extensions)
         raise SpecError(
-            f"The name of {redact(url)} does not tell its record format: it ends in none of {known} (or these with "
+            f"The name of {redact(url)} does not indicate its record format: it ends in none of {known} (or these with "
             f'{", ".join(COMPRESSED)}). Pass format="jsonl", "msgpack" or "cbor"; tar shards are read with '
             "load_wds_shards()"
         )

@@ -1,4 +1,4 @@
-"""Reading of record shards: their records one by one, with the offset of each."""
+"""Read record shards: yield the records one by one, with their offsets."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from wds_datapipes.shards.record_formats import BLANK, FORMATS, FormatName, Reco
 from wds_datapipes.tar.buffer import ReadBuffer
 from wds_datapipes.types import MemberTuple, Shard
 
-#: How much is read at once, in bytes; doubled until the largest record fits.
+#: The number of bytes to read at once; doubled until the largest record fits.
 FILL_BYTES = 256 << 10
-#: The field that has the key by default; a record without it has its offset as its key.
+#: The default field for the key. The key of a record without this field is its offset.
 KEY = "__key__"
 
 
@@ -57,7 +57,7 @@ class RecordOptions(StreamOptions):
                 raise ValueError(f"fields must be different names, not {self.fields!r}")
 
     def items(self, stream: BinaryIO, shard: Shard, start: int, policy: ErrorPolicy) -> Iterator[MemberTuple]:
-        """Yield the records of a shard: the shard, their keys, their fields as dictionaries and their offsets.
+        """Yield the records of a shard, as tuples of the shard, a key, a dictionary of fields and an offset.
 
         Raises:
             TruncatedShardError: the shard ends inside a record, or is empty.
@@ -70,7 +70,7 @@ class RecordOptions(StreamOptions):
         size, number = FILL_BYTES, -1
 
         def place(number: int, offset: int) -> str:
-            """Return the location of a record, with its number if the shard was read from its beginning."""
+            """Return the location of a record, with its number if the shard was read from the beginning."""
             return f"{archive}: the record at byte {offset}" if start else f"{archive}: record {number} (byte {offset})"
 
         while True:
@@ -91,7 +91,7 @@ class RecordOptions(StreamOptions):
                 at = end
                 shard.has_begun = True
                 try:
-                    record: Any = self._as_fields(value)  # where members have bytes
+                    record: Any = self._as_fields(value)  # instead of the bytes of members
                     name = self._key_of(record, offset)
                 except (DecodeError, MissingFieldError) as fault:
                     if not policy.handle(type(fault)(f"{place(number, offset)} {fault}"), url=shard.url):
@@ -101,9 +101,9 @@ class RecordOptions(StreamOptions):
             buffer.at = at
             if error is not None:
                 try:
-                    raise error  # after the records that were read completely
+                    raise error  # after the complete records
                 finally:
-                    del error  # avoid a reference cycle: its frames would keep their files open
+                    del error  # avoid a reference cycle, which would keep files of its frames open
             if is_end and buffer.left:
                 raise TruncatedShardError(
                     f"{place(number + 1, buffer.offset)} is incomplete: the shard ends after {buffer.left} bytes of "
@@ -111,8 +111,8 @@ class RecordOptions(StreamOptions):
                 )
             if is_end and buffer.offset == 0:
                 raise TruncatedShardError(
-                    f"{archive} is empty, and a shard has at least one record. Write or fetch the file again, or leave "
-                    "it out"
+                    f"{archive} is empty, but a shard has at least one record. Write or fetch the file again, or "
+                    "remove it from the list"
                 )
             if is_end:
                 return
@@ -126,7 +126,7 @@ class RecordOptions(StreamOptions):
         """Return a record as a dictionary of its fields.
 
         Raises:
-            DecodeError: it is none; the message lacks the location.
+            DecodeError: the value is not a record; the message lacks the location.
         """
         if type(value) is dict and {str}.issuperset(map(type, value)):
             return value
@@ -143,13 +143,13 @@ class RecordOptions(StreamOptions):
         if type(value) is not dict:
             raise DecodeError(f"is of type {type(value).__name__}, not a map of fields")
         name = next(name for name in value if type(name) is not str)
-        raise DecodeError(f"has the field {name!r} of type {type(name).__name__}, and the names of fields must be text")
+        raise DecodeError(f"has the field {name!r} of type {type(name).__name__}, but the names of fields must be text")
 
     def _key_of(self, record: dict[str, Any], offset: int) -> str:
         """Return the key of a record.
 
         Raises:
-            MissingFieldError: it has no field ``key``.
+            MissingFieldError: the record has no field ``key``.
             DecodeError: the key is neither text nor an integer.
         """
         found = record.get(self.key)
@@ -159,18 +159,18 @@ class RecordOptions(StreamOptions):
             return str(found)
         if self.key in record:
             raise DecodeError(
-                f"has the key {found!r:.60} in the field {self.key!r}, and a key must be a text or an integer"
+                f"has the key {found!r:.60} in the field {self.key!r}, but a key must be a string or an integer"
             )
         if self.key != KEY:
             raise MissingFieldError(
                 f"has no field {self.key!r} for its key, but only {', '.join(map(repr, record)) or 'nothing'}. Pass "
-                "key= with the name of another field, or leave it out to have byte offsets as keys"
+                "key= with the name of another field, or omit it to use byte offsets as keys"
             )
         return f"{offset:012d}"
 
 
 def _split(record_format: RecordFormat, window: bytes, is_end: bool) -> Iterator[tuple[int, Any]]:
-    """Split a window into records; an error that has no known end has the end -1."""
+    """Split a window into records; an error whose end is unknown has the end -1."""
     try:
         yield from record_format.split(window, is_end)
     except (ValueError, RecursionError) as error:
@@ -178,7 +178,7 @@ def _split(record_format: RecordFormat, window: bytes, is_end: bool) -> Iterator
 
 
 def _fatal_error(error: Exception, title: str, place: str) -> ShardError:
-    """Return the error for a record after which the shard cannot be read on."""
+    """Return the error for a record after which reading the shard cannot continue."""
     if isinstance(error, RecursionError):
         return ReadLimitError(
             f"{place} nests its values too deeply to be decoded. If the shard is valid, write it with flat records"

@@ -1,4 +1,4 @@
-"""Opening of shards, and of their parts: at an offset if the shard supports it."""
+"""Open shards, and parts of them at an offset, if the shard supports it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 LOGGER = logging.getLogger("wds_datapipes")
 
-#: Log when at least this many bytes have to be skipped, since that takes a while.
+#: Log when at least this many bytes have to be skipped, because that takes a while.
 LOGGED_FROM_BYTES = 16 << 20
 #: Bytes are skipped in pieces of this size.
 PIECE = 128 << 10
@@ -44,15 +44,15 @@ def open_archive(
 
 
 class ArchiveSpans:
-    """Reads spans of an archive, in the order of their offsets; opens it once, when the first is read.
+    """Reads spans of an archive in the order of their offsets; opens the archive once, for the first span.
 
-    A remote archive is read by a range request for each span. Any other is one stream, which seeks, or else skips the
-    bytes between the spans.
+    A remote archive is read with a range request per span. Any other archive is a single stream, which seeks to each
+    span or skips the bytes in between.
 
     Args:
         url: the archive.
         options: passed to `open_url`.
-        limits: the limits on its compression.
+        limits: the limits on decompression.
         last_start: the offset of the last span.
     """
 
@@ -109,7 +109,7 @@ class ArchiveSpans:
 
 
 class _Section:
-    """The bytes of a stream before the offset ``end``; ``at`` is that of the next one."""
+    """The bytes of a stream before the offset ``end``; ``at`` is the offset of the next byte."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._read, self._read1 = stream.read, getattr(stream, "read1", stream.read)
@@ -130,11 +130,11 @@ class _Section:
 
 
 def check_unchanged(members: Iterator[MemberTuple], part: Shard, start: int, resume: Resume) -> Iterator[MemberTuple]:
-    """Yield the members of a part of a shard, and check that their offsets, and the next key, are unchanged.
+    """Yield the members of a part of a shard, and check that their offsets and the next key are unchanged.
 
     Raises:
-        ChangedShardError: no member begins at ``start``, or one of another sample; or, if there is an end, they do not
-            end there.
+        ChangedShardError: no member begins at ``start``, or it belongs to another sample; or, if an end is given, the
+            members do not end there.
     """
     archive = redact(part.url)
     try:
@@ -146,9 +146,7 @@ def check_unchanged(members: Iterator[MemberTuple], part: Shard, start: int, res
             raise CorruptShardError(f"{archive} has no member at byte {start}")
         key = resume.key_at(part.number, start)
         if key and (resume.key_rule(first[1]) or ("",))[0] != key:
-            raise CorruptShardError(
-                f"at byte {start}, the sample {key!r} began, and now one with the name {first[1]!r}"
-            )
+            raise CorruptShardError(f"the sample {key!r} began at byte {start}, but now a member {first[1]!r} does")
         yield first
         if part.end >= 0:
             yield from members

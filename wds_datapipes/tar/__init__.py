@@ -1,1 +1,1 @@
-"""Tar archives: readers of headers and members, and a header writer."""
+"""Tar archives: readers for headers and members, and a header writer."""

@@ -1,4 +1,4 @@
-"""Read buffer over a stream, from which small members are sliced."""
+"""A read buffer over a stream, from which small members are sliced."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import BinaryIO
 
 from wds_datapipes.errors import ShardError, ShardReadError
 
-#: The size of the pieces in which unwanted bytes are skipped; a seek skips more.
+#: The size of the pieces in which unwanted bytes are skipped; more bytes are skipped by seeking.
 PIECE = 128 * 1024
 
 
 class ReadBuffer:
-    """A window over a forward stream; the tar reader slices small members out of it without a call."""
+    """A window over a forward stream; the tar reader slices small members out of it without any call."""
 
     __slots__ = ("archive", "at", "position", "stream", "window")
 
@@ -20,9 +20,9 @@ class ReadBuffer:
         self.stream = stream
         #: The name of the archive in errors.
         self.archive = archive
-        #: The bytes read last.
+        #: The last bytes read.
         self.window = b""
-        #: The number of these that are consumed.
+        #: The number of bytes of the window that are consumed.
         self.at = 0
         #: The offset of the window's end in the archive.
         self.position = position
@@ -54,7 +54,7 @@ class ReadBuffer:
         self.window = rest + self._read(max(count - len(rest), 0))
 
     def fill_until_error(self, count: int) -> ShardError | None:
-        """Like `fill`, but keep what was read before an error, and return the error."""
+        """Like `fill`, but keep the bytes read before an error, and return the error."""
         parts = [self.window[self.at :]]
         left = count - len(parts[0])
         # Unlike read(), read1() of a buffered stream loses nothing when it fails.
@@ -74,7 +74,7 @@ class ReadBuffer:
         return error
 
     def skip(self, count: int, *, least: int, seek_from: int = PIECE) -> bool:
-        """Skip up to ``count`` bytes, by a seek if the stream can; return whether there are at least ``least``."""
+        """Skip up to ``count`` bytes, by seeking if possible; return whether there were at least ``least`` bytes."""
         left = count - (len(self.window) - self.at)
         if left <= 0:
             self.at += count

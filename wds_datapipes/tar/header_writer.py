@@ -1,7 +1,7 @@
 """Tar header writer: ustar headers, with PAX records for members that ustar cannot describe.
 
-A ustar header (IEEE Std 1003.1) holds 100 characters of a name, or 155 more before a slash, and sizes below 8 GiB. It
-defines no encoding of names, so names beyond ASCII get a PAX record, which is UTF-8.
+A ustar header (IEEE Std 1003.1) holds names of up to 100 characters, or 155 more before a slash, and sizes below 8 GiB.
+It defines no encoding for names, so non-ASCII names get a PAX record, which is UTF-8.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NAME_BYTES, PREFIX_BYTES = 100, 155
 
 
 class _Checksums(dict[int, bytes]):
-    """Caches the text of checksums; there are a few thousand different ones."""
+    """Caches the text of checksums, of which there are a few thousand different ones."""
 
     def __missing__(self, total: int) -> bytes:
         field = self[total] = b"%06o\0 " % total
@@ -40,7 +40,7 @@ class HeaderWriter:
         mtime: the modification time, in seconds since 1970; a fraction would need a PAX header for each member.
 
     Raises:
-        ValueError: one of them does not fit into a header.
+        ValueError: an argument does not fit into a header.
     """
 
     def __init__(self, *, user: str, group: str, mode: int, mtime: float) -> None:
@@ -76,7 +76,7 @@ class HeaderWriter:
         try:
             raw, binary = name.encode("utf-8"), False
         except UnicodeEncodeError:
-            raw, binary = name.encode("utf-8", "surrogateescape"), True  # a file name that is not UTF-8
+            raw, binary = name.encode("utf-8", "surrogateescape"), True  # a non-UTF-8 file name
         records = b""
         prefix, short = (b"", raw) if name.isascii() else (b"", b"")
         if len(short) > NAME_BYTES:
@@ -95,8 +95,8 @@ class HeaderWriter:
         return extended + records + PADDING[len(records) % BLOCK] + self._block(short, size, b"0", prefix)
 
     def plain(self, raw: bytes, size: int) -> tuple[bytes, ...]:
-        """Return the header of a file in parts: its name has at most 100 ASCII characters, its size is below 8 GiB."""
-        # The low half of Adler-32 is one plus the sum of the bytes, as long as these are few.
+        """Return the parts of the header of a file, whose name has at most 100 ASCII characters and whose size fits."""
+        # For few bytes, the low half of Adler-32 is one plus their sum.
         try:
             middle, total = self._middles[size]
         except KeyError:

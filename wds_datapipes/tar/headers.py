@@ -1,4 +1,4 @@
-"""Tar header parser for the blocks of 512 bytes that describe members."""
+"""Parse tar headers, the blocks of 512 bytes that describe members."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GNU_LONG_NAME, GNU_LONG_LINK, GNU_SPARSE, GNU_CONTINUED = b"L", b"K", b"S", b"M"
 PAX_LOCAL, PAX_GLOBAL, PAX_SOLARIS = b"x", b"g", b"X"
 EXTENSIONS = (GNU_LONG_NAME, GNU_LONG_LINK, PAX_LOCAL, PAX_GLOBAL, PAX_SOLARIS)
 HARD_LINK, SYMBOLIC_LINK = b"1", b"2"
-#: Links, devices, directories and pipes: whatever their size field says, no data follows.
+#: Links, devices, directories and pipes: no data follows them, whatever their size field says.
 WITHOUT_DATA = (HARD_LINK, SYMBOLIC_LINK, b"3", b"4", b"5", b"6")
 
 INCOMPLETE = "The file is incomplete; write or fetch it again"
@@ -45,12 +45,12 @@ class MemberHeader(NamedTuple):
     #: The size of the data in bytes, without the padding of the last block.
     size: int
     is_file: bool
-    #: The offset of its first header in the archive, which may be that of its long name or of its PAX records.
+    #: The offset of its first header in the archive, which may be the header of its long name or PAX records.
     start: int
 
 
 class HeaderReader:
-    """Interprets headers other than those of plain files, and finds the end of the archive."""
+    """Interprets headers of anything but plain files, and finds the end of the archive."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class HeaderReader:
         self._limits = limits
         self._most_headers, self._most_of_gap = limits.most("headers"), limits.most("gap_bytes")
         self._most_of_name, self._most_of_tail = limits.most("name_bytes"), limits.most("tail_bytes")
-        #: The start of the last gap, and its end so far.
+        #: The start and the current end of the last gap.
         self._gap_from = self._gap_to = -1
         self._stop = stop
         self._archive = archive
@@ -75,13 +75,13 @@ class HeaderReader:
         self._globals: dict[str, bytes] = {}
         #: Whether the last member was a link.
         self.is_link = False
-        #: Whether a header without a long name or PAX header before it can be taken literally, within the limits.
+        #: Whether a header that follows no long name or PAX header can be taken literally, within the limits.
         self.plain = self._is_plain()
 
     def resolve(self, block: bytes) -> MemberHeader | None:
-        """Follow the headers from ``block``, just read, to the next member; return None at the archive's end."""
+        """Follow the headers, starting with ``block``, to the next member; return None at the end of the archive."""
         start = position = self._ahead.offset - len(block)
-        if position != self._gap_to:  # a file is in between
+        if position != self._gap_to:  # there is a file in between
             self._gap_from = position
         pending: dict[str, bytes] = {}
         count = 0
@@ -121,7 +121,7 @@ class HeaderReader:
                 raise limit_error(self._limits, "headers", found)
             self._extend(pending, kind, size, position)
             if kind == PAX_GLOBAL and start == position:
-                start = self._ahead.offset  # a global header, which belongs to no member
+                start = self._ahead.offset  # a global header belongs to no member
             position = self._ahead.offset
             block = self._ahead.take(BLOCK)
 
@@ -133,7 +133,7 @@ class HeaderReader:
             return False
 
     def _extend(self, pending: dict[str, bytes], kind: bytes, size: int, position: int) -> None:
-        """Read the long name or the PAX records of a member, from the header at ``position``."""
+        """Read the long name or the PAX records of a member after their header at ``position``."""
         if size > MAX_EXTENSION:
             raise self._corrupt(
                 f"has a long name or PAX header of {size} bytes at byte {position}, more than the limit of "
@@ -152,7 +152,7 @@ class HeaderReader:
                 pending.setdefault(keyword, value)
 
     def _entry(self, block: bytes, records: dict[str, bytes], start: int) -> MemberHeader:
-        """Return the member that the header ``block`` and the records before it describe."""
+        """Return the member described by the header ``block`` and the preceding records."""
         raw_name, raw_size, _, kind, magic, raw_prefix = FIELDS.unpack_from(block)
         path = records.get("path")
         if not path:
@@ -185,9 +185,9 @@ class HeaderReader:
         return MemberHeader(name, 0 if is_directory or kind in WITHOUT_DATA else size, False, start)
 
     def _check_end(self, block: bytes, position: int, *, inside: bool) -> None:
-        """Raise unless an archive may end with ``block``, which is shorter than a header, at ``position``.
+        """Raise an error unless an archive may end at ``position`` with ``block``, which is shorter than a header.
 
-        It must not end ``inside`` the headers of a member.
+        An archive must not end ``inside`` the headers of a member.
         """
         if position == 0:
             what = "is empty" if not block else "is shorter than one tar header"
@@ -204,14 +204,14 @@ class HeaderReader:
             )
 
     def _after_zeros(self, position: int) -> tuple[bytes, int]:
-        """Skip zeros from the block at ``position``: return the next header, or ``b""`` at the end."""
+        """Skip zeros from the block at ``position``; return the next header, or ``b""`` at the end."""
         zeros_at = position
         while True:
             position += BLOCK
             block = self._ahead.take(BLOCK)
             is_too_long = position + len(block) - zeros_at - END_MARKER_BYTES > self._most_of_tail
             if block == ZERO_BLOCK:
-                if is_too_long and not self._ignore_zeros:  # whatever follows
+                if is_too_long and not self._ignore_zeros:  # regardless of what follows
                     raise trailing_zeros_error(self._limits, self._archive, f"its end marker at byte {zeros_at}")
                 self._extend_gap(position)
                 continue
@@ -233,12 +233,12 @@ class HeaderReader:
             return b"", position
 
     def _verify(self, block: bytes, raw_checksum: bytes, position: int) -> None:
-        """Raise unless the checksum of the header in ``block`` is right, by the standard or by signed bytes."""
+        """Raise an error unless the checksum of the header ``block`` is right, by the standard or with signed bytes."""
         if adler32(block) & 0xFFFF == ADLERS[raw_checksum]:
             return
         stored = NUMBERS[raw_checksum]
         others = block[:148] + b" " * 8 + block[156:]
-        # Some old programs summed signed bytes, which differs for names beyond ASCII.
+        # Some old programs summed signed bytes, which differs for non-ASCII names.
         if stored not in (sum(others), sum(SIGNED_BYTES.unpack(others))):
             if position == 0:
                 raise CorruptShardError(
@@ -252,7 +252,7 @@ class HeaderReader:
             )
 
     def _records(self, content: bytes, position: int) -> dict[str, bytes]:
-        """Parse the records of a PAX header, and keep those that affect how a member is read."""
+        """Parse the records of a PAX header; keep those that affect how a member is read."""
         records: dict[str, bytes] = {}
         at = 0
         while at < len(content) and content[at]:
@@ -279,7 +279,7 @@ class HeaderReader:
         return not self._globals and self._most_of_name >= NAME_BYTES
 
     def _extend_gap(self, position: int) -> None:
-        """Record that there is no file before an offset, and raise if the gap is too large."""
+        """Record that there is no file before an offset; raise an error if the gap is too large."""
         self._gap_to = position
         if position - self._gap_from > self._most_of_gap:
             found = f"{self._archive} has no file from byte {self._gap_from} to byte {position}"
@@ -300,7 +300,7 @@ def round_to_blocks(size: int) -> int:
 
 
 def text(raw: bytes) -> str:
-    """Decode a name field; bytes that are not UTF-8 become surrogate escapes, as in Python's file names."""
+    """Decode a name field; non-UTF-8 bytes become surrogate escapes, as in Python's file names."""
     try:
         return raw.partition(b"\0")[0].decode()
     except UnicodeDecodeError:
@@ -322,7 +322,7 @@ def _adler(raw_checksum: bytes) -> int:
 
 
 class _CachedFunction(dict[bytes, int]):
-    """Caches the values of a function, since sizes and checksums repeat."""
+    """Caches the values of a function, because sizes and checksums repeat."""
 
     def __init__(self, function: Callable[[bytes], int]) -> None:
         self._function = function
@@ -334,9 +334,10 @@ class _CachedFunction(dict[bytes, int]):
         return value
 
 
-#: Maps a number field to its number: octal digits, or base 256 for large numbers; -1 if it is invalid.
+#: Maps a number field, in octal digits, or in base 256 for large numbers, to its number; -1 if it is invalid.
 NUMBERS = _CachedFunction(_number)
-#: Maps a checksum field to the low half of the Adler-32 of its header, provided the checksum is right; or to -1. A tar
-#: checksum is the sum of the header's bytes with blanks for the checksum itself. The low half of Adler-32 is one plus
-#: the sum of all bytes, modulo 65521, and ten times as fast as `sum`. The two differ by the bytes of the field itself.
+#: Maps a checksum field to the low half of the Adler-32 that its header has if the checksum is right; -1 if it is
+#: invalid. A tar checksum is the sum of the header's bytes, with blanks for the checksum itself. The low half of
+#: Adler-32 is one plus the sum of all bytes, modulo 65521, and ten times as fast as `sum`. The two differ by the bytes
+#: of the field itself.
 ADLERS = _CachedFunction(_adler)

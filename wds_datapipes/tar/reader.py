@@ -1,10 +1,10 @@
 """Tar reader: yields the members of an archive.
 
-The reader only needs a forward stream. It supports ustar with its name prefix, the older v7 format, GNU long names and
+The reader needs only a forward stream. It supports ustar with its name prefix, the older v7 format, GNU long names and
 base-256 numbers, and PAX headers (IEEE Std 1003.1, "pax Interchange Format"). Directories, links and devices are
-skipped; sparse files and parts of multi-volume archives, which cannot be read faithfully, are rejected. The checksum of
-every header is verified, and the end marker is required: an archive truncated between two members looks like a shorter
-one, and would lose data silently.
+skipped. Sparse files and parts of multi-volume archives are rejected, because they cannot be read faithfully. The
+checksum of every header is verified. The end marker is required, because an archive truncated between two members looks
+like a shorter one, and would lose data silently.
 """
 
 from __future__ import annotations
@@ -32,19 +32,21 @@ from wds_datapipes.tar.headers import (
 from wds_datapipes.types import MemberTuple, Shard
 from wds_datapipes.user_warnings import warn_user
 
-#: A member below this size, in bytes, is read together with the header after it; a larger one directly into its bytes.
+#: A member below this size, in bytes, is read together with the next header; a larger one is read directly into its
+#: bytes.
 JOINT_READ_BELOW = 16 * 1024
-#: After this many consecutive members below the first size, in bytes, this many bytes are read at once.
+#: The size below which a member is small, in bytes; after the second number of consecutive small members, the third
+#: number of bytes is read at once.
 SMALL, SMALL_IN_A_ROW, READ_AHEAD = 4096, 8, 64 * 1024
-#: If only headers are wanted: how much is read at once at first, doubled each time up to `READ_AHEAD`, and the minimum
-#: size of data skipped by a seek.
+#: If only headers are wanted: the number of bytes read at once at first, doubled each time up to `READ_AHEAD`, and the
+#: minimum size of data to skip by seeking.
 FIRST_AHEAD, SEEK_FROM = 4 * 1024, 16 * 1024
 
 #: The fields that identify the header of a plain file: name, size, checksum, kind, the first byte of the prefix.
 PLAIN_FIELDS = Struct("100s 24x 12s 12x 8s c 188x c")
 
 
-#: The archive whose links this process has warned about; a warning for each shard would mean thousands.
+#: The archive about whose links this process has warned; one warning per shard would mean thousands.
 _warned_about_links: list[str] = []
 
 
@@ -62,41 +64,41 @@ def read_members(
     limits: ReadLimits = DEFAULT_LIMITS,
     headers_only: bool = False,
 ) -> Generator[MemberTuple, None, int]:
-    """Yield the regular files of a tar archive, and read the stream to its end.
+    """Yield the regular files of a tar archive, reading the stream to its end.
 
-    The generator returns the offset of the archive's end, without its end marker.
+    The generator returns the offset at which the archive ends, excluding its end marker.
 
     Args:
         stream: an uncompressed archive, or a part of one; it is not closed.
         shard: the first item of each member.
-        archive: the name of the archive in messages; the shard's URL by default.
+        archive: the name of the archive for messages; by default, the shard's URL.
         select_files: called with a member's name before its data is read; returns False to skip the member.
-        rename_files: maps a member's name to the one to use, before ``select_files`` is called.
-        ignore_zeros: continue after an end marker, to read concatenated archives.
+        rename_files: maps a member's name to its new name, before ``select_files`` is called.
+        ignore_zeros: continue after an end marker to read concatenated archives.
         end_marker: ``"optional"`` accepts an archive without the two blocks of zeros at its end.
         start: the offset of the stream in the archive, in bytes: 0, or the ``offset`` of a member.
-        stop: the offset of its end, if it ends before the archive: the ``offset`` of another member.
-        limits: the limits on what the archive may request.
-        headers_only: yield the name, the offset of the data and its size instead of the data, which are skipped if the
+        stop: the offset at which the stream ends, if it ends before the archive: the ``offset`` of another member.
+        limits: the limits that the archive must observe.
+        headers_only: yield the name, the offset of the data and its size instead of the data, which is skipped if the
             stream can seek.
 
     Raises:
         TruncatedShardError: the archive ends inside a member or without its end marker.
         CorruptShardError: a header is damaged, or data follows the end marker.
         UnsupportedMemberError: a member is sparse, or continues on another volume.
-        ReadLimitError: a member exceeds its limit, which is checked before reading it, or another limit is exceeded.
+        ReadLimitError: a member exceeds its limit, which is checked before it is read, or another limit is exceeded.
     """
     archive = archive or (shard if isinstance(shard, str) else shard.url)
     ahead = ReadBuffer(stream, archive, start)
     headers = HeaderReader(ahead, archive, ignore_zeros=ignore_zeros, end_marker=end_marker, stop=stop, limits=limits)
     most = limits.most("member_bytes")
-    # Nothing in a window up to this size exceeds a limit; the header reader checks larger ones.
+    # A window up to this size cannot exceed a limit; the header reader checks larger ones.
     harmless = min(most, limits.most("headers") * BLOCK)
     choose = _chooser(select_files, rename_files)
     tracked = None if isinstance(shard, str) else shard
     small = 0  # the number of consecutive small members
-    # The number of blocks between the data of two large members: headers and small members, usually the same ones each
-    # time. They are read at once, without data of the next large member, which would have to be copied.
+    # The number of blocks between the data of two large members: headers and small members, usually the same each time.
+    # They are read at once, but without data of the next large member, which would have to be copied.
     between, data_end = 1, start
     scan_ahead = FIRST_AHEAD
     while True:
@@ -145,13 +147,13 @@ def read_members(
             ahead.fill(padding + between * BLOCK)
             data_end = ahead.offset + padding
         else:
-            if headers.is_link and not is_file and select_files is None and not headers_only:  # called for files only
+            if headers.is_link and not is_file and select_files is None and not headers_only:  # it sees only files
                 _warn_about_link(name if rename_files is None else rename_files(name), archive, start)
             # If the end marker is optional, so is the padding of the last file.
             seek_from = SEEK_FROM if headers_only else PIECE
             if not ahead.skip(size + padding, least=size if is_file else size + padding, seek_from=seek_from):
                 raise _truncated_error(entry, archive, "its data is incomplete")
-            data_end += size + padding  # the skipped data is not between them
+            data_end += size + padding  # do not count the skipped data
             continue
         if len(data) != size:
             raise _truncated_error(entry, archive, f"only {len(data)} of its {size} bytes are present")
@@ -168,15 +170,15 @@ def _plain_members(
     choose: Callable[[str], str | None] | None,
     headers_only: bool,
 ) -> tuple[list[MemberTuple], MemberHeader | None]:
-    """Slice the plain files out of the window that are complete in it.
+    """Slice those plain files out of the window that are complete in it.
 
-    Return them, and the next one if it is a plain file whose header, but not all of its data, is in the window.
+    Return these files, and the next one, if it is a plain file whose header is in the window, but not all of its data.
     """
     window, at = ahead.window, ahead.at
     available = len(window)
-    begin = ahead.position - available  # of the window in the archive
+    begin = ahead.position - available  # the window's offset in the archive
     members: list[MemberTuple] = []
-    first_at = at  # of the first header of the member
+    first_at = at  # the first header of the member
     while (data_at := at + BLOCK) <= available:
         block = window[at:data_at]
         raw_name, raw_size, raw_checksum, kind, prefix = PLAIN_FIELDS.unpack_from(block)
@@ -185,7 +187,7 @@ def _plain_members(
             break
         next_at = data_at + ((size + BLOCK - 1) & -BLOCK)
         if kind != FILE:
-            # A PAX header that does not affect how the member is read; tarfile writes one for a fractional time.
+            # Ignore a PAX header that does not affect how the member is read; tarfile writes one for fractional times.
             if kind != PAX_LOCAL or next_at > available or not headers.may_be_ignored(window[data_at : data_at + size]):
                 break
             at = next_at
@@ -209,7 +211,7 @@ def _plain_members(
 def _chooser(
     select_files: Callable[[str], bool] | None, rename_files: Callable[[str], str] | None
 ) -> Callable[[str], str | None] | None:
-    """Return a function that maps a member's name to its new one, or to None to skip it."""
+    """Return a function that maps a member's name to its new name, or to None to skip it."""
     if select_files is None:
         return rename_files
 
@@ -221,7 +223,7 @@ def _chooser(
 
 
 def _warn_about_link(name: str, archive: str, start: int) -> None:
-    """Warn, once per process, about a link that would be a field if it were a file."""
+    """Warn once per process about a link that would be a field if it were a file."""
     if _warned_about_links or name.rpartition("/")[2].find(".") <= 0:  # not the name of a field
         return
     _warned_about_links.append(archive)

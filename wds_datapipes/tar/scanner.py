@@ -1,4 +1,4 @@
-"""Tar scanner: reads the headers of a shard, and seeks past the data if possible."""
+"""Scan the headers of a tar shard, seeking past the data if possible."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 class ShardScan:
     """The files of a shard, read from its headers. Iterate over it once, or call `finish`.
 
-    Data are skipped if the shard is an uncompressed archive that supports range reads, and no digest is requested.
+    The data is skipped if the shard is an uncompressed archive that supports range reads and no digest is requested.
 
     Yields:
-        MemberTuple: each file, with its name, the offset of its data and its size instead of the data.
+        MemberTuple: each file, with its name, the offset of its data and its size in place of the data.
 
     Args:
         url: the shard.
         digest: compute the SHA-256 of the file, which reads all of it.
-        ignore_zeros: continue after an end marker, to read concatenated archives.
+        ignore_zeros: continue after an end marker to read concatenated archives.
         end_marker: ``"optional"`` accepts an archive without the two blocks of zeros at its end.
         storage_options: passed to a remote file system.
         limits: the limits for the shard.
 
     Attributes:
-        shard: the shard. After the last file, it is complete, and ends where the end marker of the archive begins.
+        shard: the shard. After the last file, it is complete and ends where the end marker of the archive begins.
         facts: after the last file, the size of the file, its ``sha256``, ``mtime_ns``, ``etag`` and ``compression``.
 
     Raises:
@@ -100,11 +100,11 @@ class ShardScan:
 
 
 def _changed_error(archive: str) -> StaleSidecarError:
-    return StaleSidecarError(f"{archive} has changed while its headers were read. Build its index again")
+    return StaleSidecarError(f"{archive} changed while its headers were read. Rebuild its index")
 
 
 def open_archive_ranges(url: str, *, storage_options: Mapping[str, Any] | None = None) -> BinaryIO | None:
-    """Open a shard for random access; return None if it is compressed or can only be read from its beginning.
+    """Open a shard for random access; return None if it is compressed or can only be read from the beginning.
 
     Raises:
         ShardOpenError: the shard does not exist, or access is denied.
@@ -139,7 +139,7 @@ class Counted(RawStream):
         return size
 
     def finish(self) -> int:
-        """Read the rest of the stream, and return the number of bytes."""
+        """Read the rest of the stream, and return the total number of bytes."""
         while self.readinto(bytearray(1 << 20)):
             pass
         return self.count
