@@ -1,4 +1,4 @@
-"""Options of the writers: the dataclasses, and the keywords by which functions take them."""
+"""Options of the writers: the dataclasses, and the matching keyword arguments of functions."""
 
 from __future__ import annotations
 

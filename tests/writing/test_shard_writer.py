@@ -1,4 +1,4 @@
-"""ShardWriter: when a shard is full, and how a conversion resumes after an interruption."""
+"""ShardWriter: full shards, and resuming a conversion after an interruption."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def convert(source: Iterable[dict[str, Any]], pattern: str = "s-%03d.tar", **opt
 
 
 def files() -> list[str]:
-    """Return all names except those of locks, which belong to writers that are active or were killed."""
+    """Return all names except those of locks, which belong to active or killed writers."""
     return sorted(name for name in os.listdir() if not name.endswith(".lock"))
 
 
@@ -191,7 +191,7 @@ def test_a_conversion_resumes_after_any_sample(options: dict[str, Any]) -> None:
 
 
 def die_at(call: int, **options: Any) -> None:
-    """Write, and be killed right before or right after a certain system call that makes a change durable."""
+    """Write, and get killed right before or after a certain system call that makes a change durable."""
     left = [call]
 
     def deadly(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -318,7 +318,7 @@ def test_another_file_stays_as_it_is(text: str) -> None:
 
 
 def damaged(data: bytes) -> Iterator[bytes]:
-    """Every way of changing, removing or inserting one byte, of removing lines, and of ending too early."""
+    """Yield a journal with one byte changed, removed or inserted, with lines removed or reversed, or truncated."""
     for at in range(0, len(data), 8):
         other = b"%d" % ((data[at] + 1) % 10) if chr(data[at]).isdigit() else bytes([data[at] ^ 0x80])
         for middle in (other, b"", (b"\n", b"\r")[at // 8 % 2] + data[at : at + 1]):
@@ -332,7 +332,7 @@ def damaged(data: bytes) -> Iterator[bytes]:
 
 
 def test_a_damaged_journal_is_an_error_or_changes_no_shard() -> None:
-    """A line that is wrong must not hide a missing shard."""
+    """A wrong line must not hide a missing shard."""
     convert(samples(3), "s-%d.tar", maxcount=1, resume=True)
     wanted = shards()
     journal = Path("s-shards.tar.journal")
@@ -356,7 +356,7 @@ def test_a_damaged_journal_is_an_error_or_changes_no_shard() -> None:
     assert outcomes.count("resumed") > 10
 
 
-def test_a_damaged_line_tells_which_lines_can_be_kept() -> None:
+def test_the_error_of_a_damaged_line_states_which_lines_to_keep() -> None:
     wanted = whole()
     convert(samples(), resume=True)
     journal = Path("s-shards.tar.journal")
@@ -366,7 +366,7 @@ def test_a_damaged_line_tells_which_lines_can_be_kept() -> None:
     with pytest.raises(
         StateError,
         match=r"Line 4 of the journal 's-shards\.tar\.journal' does not match its checksum.*"
-        r"Keep its first 3 lines \(head -n 3\), and the other shards are written again",
+        r"Keep its first 3 lines \(head -n 3\); the other shards will then be written again",
     ):
         convert(samples(), resume=True)
     journal.write_bytes(b"".join(lines[:3]))
@@ -380,7 +380,7 @@ def test_the_damaged_journal_of_another_writer_is_named() -> None:
     journal = Path("s-shards.tar-0-of-2.journal")
     data = journal.read_bytes()
     journal.write_bytes(data.replace(b"2 workers", b"3 workers"))
-    with pytest.raises(StateError, match=r"Line 1 of the journal 's-shards\.tar-0-of-2\.journal'.* Delete it, and"):
+    with pytest.raises(StateError, match=r"Line 1 of the journal 's-shards\.tar-0-of-2\.journal'.* Delete it; the"):
         convert(samples(4), **other)
     journal.unlink()
     journal.mkdir()
@@ -430,7 +430,7 @@ def test_a_journal_of_shards_in_a_store_is_a_local_file() -> None:
 
     store = fsspec.filesystem("memory")
     store.store.clear()
-    with pytest.raises(ValueError, match="Name a local file for it"):
+    with pytest.raises(ValueError, match="Choose a local file for it"):
         ShardWriter("memory://d/s-%d.tar", resume=True)
     options: dict[str, Any] = {"resume": "here.journal"}
     convert(samples()[:8], "memory://d/s-%d.tar", **options)
@@ -462,7 +462,7 @@ def test_wrong_arguments_are_refused(options: dict[str, Any], text: str) -> None
 
 
 def write_and_wait(is_past: Any) -> None:
-    """Write shards, and wait past those that another process starts with."""
+    """Write shards, and wait past the first shards of another process."""
     writer = ShardWriter("s-%03d.tar", maxcount=1, verbose=False)
     for number in range(3):
         writer.write({"__key__": f"a{number}", "txt": "x"})
@@ -477,7 +477,7 @@ def test_two_processes_never_mix_their_shards(resume: bool) -> None:
     other = forks.Process(target=write_and_wait, args=(is_past,))
     other.start()
     assert is_past.wait(600)
-    text = r"Another writer is writing the shards 's-%03d\.tar'.*Wait for it, or choose"
+    text = r"Another writer is writing the shards 's-%03d\.tar'.*Wait until it has finished, or choose"
     with ShardWriter("s-%03d.tar", resume=resume) as writer, pytest.raises(StateError, match=text):
         writer.write({"__key__": "b0", "txt": "y"})
     other.kill()

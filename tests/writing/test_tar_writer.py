@@ -1,4 +1,4 @@
-"""TarWriter: what it refuses, and what remains of an interrupted shard."""
+"""TarWriter: samples that it refuses, and what remains of an interrupted shard."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_leftovers_of_a_killed_process_are_removed_by_the_next_writer(forked: Fo
     assert left.startswith("s.tar.")
     with TarWriter("s.tar") as shard:
         shard.write(SAMPLE)
-        with TarWriter("s.tar") as other:  # the file of another active writer is not considered abandoned
+        with TarWriter("s.tar") as other:  # the file of an active writer does not count as abandoned
             other.write(SAMPLE)
     assert files() == ["s.tar"]
 
@@ -417,7 +417,7 @@ def test_a_command_is_killed_before_it_accepts_a_partial_shard() -> None:
 
 @pytest.mark.usefixtures("nothing_left")
 def test_a_command_is_killed_with_the_process_that_writes_to_it() -> None:
-    for _ in range(3):  # which of the two a command sees first is random, unless the watcher decides it
+    for _ in range(3):  # the command sees either event first at random, unless the watcher decides
         ready, tell = os.pipe()
         pid = os.fork()
         if not pid:

@@ -1,4 +1,4 @@
-"""Shard writing: one shard, or a numbered series of shards."""
+"""Write a single shard, or a numbered series of shards."""
 
 from wds_datapipes.types import ShardInfo
 from wds_datapipes.writing.options import WriteOptions

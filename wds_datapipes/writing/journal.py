@@ -1,4 +1,4 @@
-"""Journals: record the finished shards of a conversion or a writer, so that it can be resumed."""
+"""Journals record the finished shards of a conversion or a writer, so that it can resume."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from wds_datapipes.io.file_lock import lock_file
 from wds_datapipes.redaction import redact
 from wds_datapipes.types import ShardInfo
 
-#: The first value of a journal, and how its first line starts.
+#: The first value of a journal, and the start of its first line.
 KIND = {"wds-datapipes": "journal of shards"}
 START = json.dumps(KIND).encode()[:-1]
-#: A line: an object of JSON. Its last value is the checksum of the text before it and of the earlier lines.
+#: A line: a JSON object. Its last value is the checksum of the preceding text and of the earlier lines.
 LINE = re.compile(rb'(\{.*), "crc32": "([0-9a-f]{8})"\}\n', re.DOTALL)
 
 
@@ -33,12 +33,12 @@ class FinishedShard(NamedTuple):
 
     number: int
     info: ShardInfo
-    #: What the shard was made of: further values of the line.
+    #: Further values of the line, which describe the samples of the shard.
     facts: Mapping[str, Any]
 
 
 def compare_journals(paths: Iterable[str], settings: Mapping[str, Any]) -> None:
-    """Compare settings with those in the journals of other writers that have finished a shard.
+    """Compare settings with those in the journals of other writers that have already finished a shard.
 
     Raises:
         StateError: a journal has other settings, or is damaged.
@@ -53,11 +53,11 @@ def compare_journals(paths: Iterable[str], settings: Mapping[str, Any]) -> None:
 
 
 class ShardJournal:
-    """A file with a JSON line for each finished shard, after a line with the settings of the conversion.
+    """A file with a line of JSON for each finished shard, after a line with the settings of the conversion.
 
     Each line is synced to disk before the next shard is started, and has a checksum of itself and of the earlier lines.
-    A last line without its end belongs to a process that was killed, and is dropped. The file is locked against other
-    conversions. The URLs in it are without credentials.
+    If the last line is incomplete, its process was killed, and the line is dropped. The file is locked against other
+    conversions. Its URLs contain no credentials.
 
     Args:
         path: the path of the file, which is created if needed.
@@ -91,12 +91,12 @@ class ShardJournal:
         self.finished.append(shard)
 
     def truncate(self, count: int) -> None:
-        """Keep the lines of the first ``count`` shards only, if the following ones no longer exist."""
+        """Keep only the lines of the first ``count`` shards, because the following shards no longer exist."""
         del self.finished[count:], self._lines[count + 1 :]
         self._cut()
 
     def fileno(self) -> int:
-        """Return the file descriptor, which holds the lock in every process that inherits it."""
+        """Return the file descriptor; every process that inherits it holds the lock."""
         return self._file
 
     def close(self) -> None:
@@ -150,7 +150,7 @@ class ShardJournal:
         self._lines.append((end + len(line), checksum))
 
     def _cut(self) -> None:
-        """Remove what follows the last whole line."""
+        """Remove everything after the last complete line."""
         end = self._lines[-1][0] if self._lines else 0
         with _reported(self._path, "written"):
             os.ftruncate(self._file, end)
@@ -158,9 +158,9 @@ class ShardJournal:
 
 
 class SampleJournal:
-    """The journal of a `ShardWriter`: the samples in its finished shards, which are skipped if they are passed again.
+    """The journal of a `ShardWriter`, which skips the samples of finished shards when they are passed again.
 
-    Refused samples count, too.
+    Rejected samples count, too.
 
     Args:
         path: the path of the file.
@@ -174,10 +174,10 @@ class SampleJournal:
         self._restart()
 
     def resume(self, find: Callable[[FinishedShard], ShardInfo | None]) -> list[ShardInfo]:
-        """Return the first shards that still exist; the lines of the others are dropped.
+        """Return the first shards, as long as they still exist; the lines of all others are dropped.
 
         Args:
-            find: returns a shard if it is the next one, and exists as recorded.
+            find: returns a shard if it is the next one and exists as recorded.
         """
         found: list[ShardInfo] = []
         for count, recorded in enumerate(self._file.finished):
@@ -190,7 +190,7 @@ class SampleJournal:
         return found
 
     def skip(self, sample: object) -> bool:
-        """Return whether a sample is in a finished shard, after comparing the keys of that shard if it is the last one.
+        """Return whether a sample is in a finished shard; after the last sample of a shard, compare the keys.
 
         Raises:
             StateError: the shard had other samples.
@@ -203,26 +203,26 @@ class SampleJournal:
             if self._keys.hexdigest() != shard.facts["keys"]:
                 raise StateError(
                     f"The conversion to {self._pattern!r} was resumed with other samples: those of {shard.info.url!r} "
-                    f"had other keys or another order. Pass the same samples in the same order, or start again"
+                    f"had other keys or another order. Pass the same samples in the same order, or start over"
                 )
             self._waiting.popleft()
             self._restart()
         return True
 
     def skip_all(self) -> int:
-        """Return the number of samples in all finished shards, and expect the next one."""
+        """Return the number of samples in all finished shards, and expect the sample after them."""
         count: int = sum(shard.facts["given"] for shard in self._waiting)
         self._waiting.clear()
         return count
 
     def add(self, sample: object) -> None:
-        """Add a sample, with or without a key, to those of the next shard."""
+        """Add a sample, with or without a key, to those of the current shard."""
         key = sample.get("__key__") if isinstance(sample, Mapping) else None
         self._keys.update(repr(key).encode("utf-8", "surrogatepass") + b"\0")
         self._count += 1
 
     def finish(self, number: int, info: ShardInfo) -> None:
-        """Record a finished shard with the samples added since the one before it."""
+        """Record a finished shard with the samples added since the previous one."""
         self._file.add(FinishedShard(number, info, {"given": self._count, "keys": self._keys.hexdigest()}))
         self._restart()
 
@@ -248,7 +248,7 @@ class SampleJournal:
 
 @contextlib.contextmanager
 def claim_shards(journal: str, pattern: str) -> Iterator[None]:
-    """Exclude other writers of the same local shards within the context.
+    """Within the context, exclude other writers of the same local shards.
 
     Args:
         journal: the path of the shards' journal, whether or not it exists; the name of the lock file derives from it.
@@ -259,19 +259,19 @@ def claim_shards(journal: str, pattern: str) -> Iterator[None]:
     """
     with contextlib.ExitStack() as opened:
         descriptor: int | None = -1
-        with contextlib.suppress(OSError):  # no locks or no folder: opening the first shard reports it
+        with contextlib.suppress(OSError):  # without locks or a folder, opening the first shard fails
             descriptor = opened.enter_context(lock_file(Path(f"{journal}.lock"), wait=False))
         if descriptor is None:
             raise StateError(
-                f"Another writer is writing the shards {pattern!r}, and the shards of both would be mixed. Wait for "
-                f"it, or choose another pattern"
+                f"Another writer is writing the shards {pattern!r}, and the shards of both would be mixed. Wait until "
+                f"it has finished, or choose another pattern"
             )
         yield
 
 
 @contextlib.contextmanager
 def _reported(path: str, what: str) -> Iterator[None]:
-    """Raise errors of a journal as `ShardWriteError`."""
+    """Raise OS errors of a journal as `ShardWriteError`."""
     try:
         yield
     except OSError as error:
@@ -279,13 +279,13 @@ def _reported(path: str, what: str) -> Iterator[None]:
 
 
 def _parse_line(path: str, number: int, line: bytes, checksum: int) -> tuple[dict[str, Any], int]:
-    """Return the values of a line, and the checksum up to its end.
+    """Return the values of a line and the checksum up to its end.
 
     Args:
         path: the journal.
         number: the number of the line.
         line: its bytes.
-        checksum: the checksum up to the line before it.
+        checksum: the checksum up to the previous line.
 
     Raises:
         StateError: it is damaged.
@@ -294,18 +294,18 @@ def _parse_line(path: str, number: int, line: bytes, checksum: int) -> tuple[dic
     if parts is None or crc32(parts[1], checksum) != int(parts[2], 16):
         first = f"Keep its first {number - 1} lines (head -n {number - 1})" if number > 2 else "Delete it"
         raise StateError(
-            f"Line {number} of the journal {path!r} does not match its checksum: it is damaged, or lines before it are "
-            f"missing. {first}, and the other shards are written again"
+            f"Line {number} of the journal {path!r} does not match its checksum: it is damaged, or earlier lines are "
+            f"missing. {first}; the other shards will then be written again"
         )
     row: dict[str, Any] = json.loads(parts[1] + b"}")
     return row, int(parts[2], 16)
 
 
 def _compare_head(path: str, line: bytes, settings: Mapping[str, Any]) -> int:
-    """Compare settings with the first line of a journal, and return the checksum up to its end.
+    """Compare settings with the first line of a journal; return the checksum up to its end.
 
     Raises:
-        StateError: it has other settings, is damaged, or the file is not a journal.
+        StateError: the settings differ, the line is damaged, or the file is not a journal.
     """
     if not line.startswith(START):
         raise _not_a_journal(path)

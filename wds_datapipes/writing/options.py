@@ -1,4 +1,4 @@
-"""Options of the writers: how samples become the bytes of shards."""
+"""Options for writers, which determine how samples become the bytes of shards."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ class WriteKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class WriteOptions:
-    """How shards are written: the keyword arguments that all functions and classes that write shards accept.
+    """Options for writing shards: the keyword arguments of all functions and classes that write shards.
 
     Attributes:
-        user: the name of the files' owner, whose ID is 0.
-        group: the name of the files' group, whose ID is 0.
+        user: the name of the owner of the files, whose ID is 0.
+        group: the name of the group of the files, whose ID is 0.
         mode: the permissions of the files.
         mtime: the modification time of the files, in whole seconds since 1970.
-        compress: ``"gz"``, ``"bz2"``, ``"xz"`` or ``"zst"``; ``True`` is ``"gz"``, ``False`` is none, and ``None``
-            selects by the name: ``.tar.gz``, ``.tgz`` and so on.
-        encoder: ``True`` encodes values as ``wds_encode`` does; a dict gives its keyword arguments, such as
-            ``{"jpg": {"quality": 90}}``; a function takes a sample and returns one with bytes; with ``False`` or
+        compress: ``"gz"``, ``"bz2"``, ``"xz"`` or ``"zst"``; ``True`` means ``"gz"``, ``False`` means none, and
+            ``None`` selects by the name: ``.tar.gz``, ``.tgz`` and so on.
+        encoder: ``True`` encodes values like ``wds_encode``; a dict passes it keyword arguments, such as ``{"jpg":
+            {"quality": 90}}``; a function takes a sample and returns one whose values are bytes; with ``False`` or
             ``None``, all values must be bytes.
         keep_meta: also write the values of keys that begin with ``__``, except ``__key__``; they must be str or
             bytes.
         allow_pickle: allow codecs whose data can run code when it is decoded, as for ``wds_encode``.
-        key_rule: the rule that the shard will be read with. Names that it would split differently are refused, and so
+        key_rule: the rule with which the shard will be read. Names that it would split differently are rejected, and so
             are repeated keys. ``None`` disables both checks.
-        storage_options: passed to the file system of a URL.
-        digest: compute the SHA-256 of each shard, in a thread, which takes about as long as writing large fields.
+        storage_options: options for the file system of a URL.
+        digest: compute the SHA-256 of each shard in a thread, which takes about as long as writing large fields.
         index: write the `ShardIndex` of each shard next to it when it is finished. With ``digest``, the index includes
             the digest.
 
@@ -72,17 +72,17 @@ class WriteOptions:
 
     def __post_init__(self) -> None:
         if self.index and self.key_rule is None:
-            raise ValueError("index=True needs a key_rule, which is recorded in the index")
+            raise ValueError("index=True needs a key_rule, because the index records it")
         find_compression(self.compress, "")
         self.packer()
 
     @property
     def tar_settings(self) -> dict[str, Any]:
-        """The options that are stored in each header."""
+        """The options stored in each header."""
         return {"user": self.user, "group": self.group, "mode": self.mode, "mtime": int(self.mtime)}
 
     def packer(self) -> TarSamplePacker:
-        """Return what turns samples into the bytes of a shard."""
+        """Return a packer, which turns samples into the bytes of a shard."""
         headers = HeaderWriter(**self.tar_settings)
         return TarSamplePacker(
             headers, self.encoder, allow_pickle=self.allow_pickle, keep_meta=self.keep_meta, key_rule=self.key_rule

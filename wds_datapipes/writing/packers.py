@@ -1,4 +1,4 @@
-"""Packer: encodes and checks samples, as members of a tar archive with their headers."""
+"""Pack samples: encode and check them, and build their members of a tar archive."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ Encoder: TypeAlias = "bool | Mapping[str, FieldEncoder] | Callable[[Sample], Sam
 """``True`` to encode as ``wds_encode`` does; a mapping to pass it keyword arguments; a function from a sample to one
 with bytes; ``False`` or ``None`` if all values are bytes."""
 
-#: The number of checked field names to remember.
+#: The maximum number of checked field names to cache.
 MAX_FIELDS = 4096
 
 
 def refuse_padding(key: str, sample: object) -> None:
-    """Refuse a sample that only fills up a batch, since what is written does not tell it from data.
+    """Reject a sample that only pads a batch, because it would be indistinguishable from data once written.
 
     Raises:
-        EncodeError: it is such a sample.
+        EncodeError: the sample is padding.
     """
     if isinstance(sample, Mapping) and sample.get(PADDING_MARK):
         raise EncodeError(
-            f"The sample {key!r} only fills up a batch, as its field {PADDING_MARK!r} says, and would be written "
+            f"The sample {key!r} only pads a batch, as its field {PADDING_MARK!r} says, and would be written "
             f'twice. Read the samples with IndexedSamples(remainder="keep")'
         )
 
@@ -39,7 +39,7 @@ def key_of(sample: Sample) -> str:
     """Return the key of a sample.
 
     Raises:
-        EncodeError: it has none, or is not a sample.
+        EncodeError: the sample has no key, or is not a sample.
     """
     try:
         key = sample["__key__"]
@@ -56,7 +56,7 @@ def key_of(sample: Sample) -> str:
 
 
 class PackedSample(NamedTuple):
-    """A sample as blocks of the archive, checked but not written yet."""
+    """A sample as tar blocks, checked but not yet written."""
 
     key: str
     #: For each field: the header, the data and the padding.
@@ -77,7 +77,7 @@ class TarSamplePacker:
         encoder: encodes values to bytes.
         allow_pickle: allow codecs whose data can run code when it is decoded.
         keep_meta: also write the values of keys that begin with ``__``, except ``__key__``.
-        key_rule: the rule that names are read back with; ``None`` disables the checks.
+        key_rule: the rule with which names are read back; ``None`` disables the checks.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class TarSamplePacker:
             )
         self._keep_meta = keep_meta
         self._rule = key_rule
-        #: Checked fields -> the suffix of their member names, or b"" if their bytes need processing.
+        #: Maps checked fields to the suffix of their member names, or to b"" if their bytes need processing.
         self._suffixes: dict[str, bytes] = {}
 
     def pack(self, sample: Sample) -> PackedSample:
@@ -133,7 +133,7 @@ class TarSamplePacker:
                 data = self._data(encoded, field)
             size = len(data)
             if raw_key and suffix and len(raw_key) + len(suffix) <= NAME_BYTES and size < TOO_LARGE:
-                # Parts are joined once, with those of many samples.
+                # The parts of many samples are joined at once.
                 parts += self._headers.plain(raw_key + suffix, size)
                 at += BLOCK
             else:
@@ -155,7 +155,7 @@ class TarSamplePacker:
         return PackedSample(key, parts, at, payload, fields)
 
     def _suffix(self, key: str, field: str) -> bytes:
-        """Check a field, and return the suffix of its member names, or b"" if its bytes need processing."""
+        """Check a field; return the suffix of its member names, or b"" if its bytes need processing."""
         if not isinstance(field, str):
             raise EncodeError(f"Field names must be str, but {field!r} is {describe_value(field)}")
         if self._rule is not None and (field[:2] != "__" or self._keep_meta):
@@ -167,7 +167,7 @@ class TarSamplePacker:
         return suffix
 
     def _data(self, sample: Sample, field: str) -> bytes:
-        """Encode a value that is not bytes, or belongs to a compressed field."""
+        """Encode a value that is not bytes or belongs to a compressed field."""
         value = sample[field]
         if field[:2] == "__" and isinstance(value, str):
             return value.encode("utf-8")
@@ -177,11 +177,11 @@ class TarSamplePacker:
             return bytes(value)
         raise EncodeError(
             f"Field {field!r} of sample {sample['__key__']!r} is {describe_value(value)}, not bytes. Encode it first, "
-            f"as with wds_encode or encoder=True"
+            f"for example with wds_encode or encoder=True"
         )
 
     def _check_key(self, key: str, rule: KeyRule) -> None:
-        """Raise if a key would be read back differently."""
+        """Raise an error if a key would be read back differently."""
         if rule is first_dot and key.isalnum():  # the usual case
             return
         name = f"{key}.x"
@@ -192,11 +192,11 @@ class TarSamplePacker:
         why = "a key ends at the first dot after its last slash" if rule is first_dot else "by key_rule"
         raise EncodeError(
             f"The key {key!r} cannot be written: its files would {read} ({why}). Choose another key; or pass "
-            f"key_rule=last_dot, and read the shard with it; or key_rule=None, to skip the check"
+            f"key_rule=last_dot, and read the shard with it; or key_rule=None to skip the check"
         )
 
     def _check_marks(self, key: str, fields: Iterable[object]) -> None:
-        """Raise for fields whose member names would be those of metadata."""
+        """Raise an error for fields whose member names would be those of metadata."""
         for field in map(str, fields):
             if (field[:2] != "__" or (self._keep_meta and field != "__key__")) and is_meta(f"{key}.{field}"):
                 raise EncodeError(
@@ -205,7 +205,7 @@ class TarSamplePacker:
                 )
 
     def _check_field(self, key: str, field: str, rule: KeyRule) -> None:
-        """Raise if a field would be read back differently."""
+        """Raise an error if a field would be read back differently."""
         found = rule(f"k.{field}")
         if not field or found != ("k", field) or "\0" in field or field != field.lower():
             read = "nothing" if not field or found is None else f"{found[1].lower()!r} of {found[0]!r}"

@@ -1,4 +1,4 @@
-"""Writers of one shard, which appears under its name when it is complete."""
+"""Write a single shard, which appears under its name once it is complete."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
 
-#: The size of the write buffer, and the size from which data is written without copying it, in bytes.
+#: The size of the write buffer, and the minimum size of data that is written without a copy, in bytes.
 FLUSH_BYTES = 256 << 10
 DIRECT_BYTES = 32 << 10
 
 
 class ShardFile:
-    """Writes samples to one shard; `TarWriter` describes its behavior.
+    """Writes samples to a single shard; `TarWriter` describes the behavior.
 
     Args:
         target: a path, a URL, ``pipe:COMMAND``, ``-`` or an open binary stream.
-        options: how it is written.
-        packer: turns samples into the bytes of the shard, if several shards share it.
+        options: how to write it.
+        packer: turns samples into bytes; several shards may share it.
     """
 
-    #: True until there is something to close: ``__del__`` also runs if ``__init__`` fails.
+    #: True until there is something to close, because ``__del__`` also runs if ``__init__`` fails.
     _closed = True
 
     def __init__(
@@ -51,7 +51,7 @@ class ShardFile:
     ) -> None:
         name = name_of_target(target)
         if options.index and not name:
-            raise ValueError("index=True needs a file name, to write the index next to it")
+            raise ValueError("index=True needs a file name, to write the index next to the file")
         self._index_url = index_url(name) if options.index else ""
         self._options = options
         self._packer = options.packer() if packer is None else packer
@@ -72,7 +72,7 @@ class ShardFile:
     def write(self, sample: Sample) -> int:
         """Write a sample, with its fields in order.
 
-        A refused sample leaves the shard unchanged, and writing can continue. After any other error, the shard is
+        A rejected sample leaves the shard unchanged, and writing can continue. After any other error, the shard is
         discarded.
 
         Returns:
@@ -82,16 +82,16 @@ class ShardFile:
             EncodeError: a value cannot be encoded, or the sample would be read back differently.
             UnsafeInputError: a field needs ``allow_pickle``.
             MissingDependencyError: a field needs a package that is not installed.
-            ShardWriteError: the disk is full, or the store or the command has failed.
+            ShardWriteError: the disk is full, or the store or the command failed.
         """
         return self.append(self.pack(sample))
 
     def pack(self, sample: Sample) -> PackedSample:
-        """Encode and check a sample, without writing anything."""
+        """Encode and check a sample without writing anything."""
         return self._packer.pack(sample)
 
     def append(self, packed: PackedSample) -> int:
-        """Write a sample returned by `pack`, and return the size of its fields."""
+        """Write a result of `pack`; return the size of its fields."""
         if self._closed:
             raise ValueError(f"the shard {redact(self._target.url)!r} is closed")
         key, parts, size, payload, fields = packed
@@ -99,7 +99,7 @@ class ShardFile:
             if key in self._keys:
                 raise EncodeError(
                     f"The key {key!r} was already written to {self._target.url!r}, and samples with the same key are "
-                    f"ambiguous. Number them, or pass key_rule=None if that is intended"
+                    f"ambiguous. Number them, or pass key_rule=None if this is intended"
                 )
             self._keys.add(key)
         try:
@@ -118,10 +118,10 @@ class ShardFile:
         return payload
 
     def close(self) -> None:
-        """Finish the shard, give it its name, set ``info``, and write the index.
+        """Finish the shard: rename it to its name, set ``info``, and write the index.
 
         Raises:
-            ShardWriteError: the shard cannot be finished and was removed, or the command has failed.
+            ShardWriteError: the shard cannot be finished and was removed, or the command failed.
             MissingSidecarError: the shard is finished, but its index cannot be written.
         """
         if self._closed:
@@ -144,8 +144,8 @@ class ShardFile:
     def _index(self, digest: str) -> ShardIndex:
         """Return the index of the finished shard.
 
-        It records no modification time, so that the same samples give the same index; it is valid while it is newer
-        than the shard.
+        It records no modification time, so that the same samples give the same index. It is valid as long as it is
+        newer than the shard.
         """
         shard = Shard(self._target.url or "The shard", end=self.size, is_complete=True)
         members: Any = (
@@ -181,7 +181,7 @@ class ShardFile:
 
     def __del__(self) -> None:
         if not self._closed and os.getpid() == self._owner:
-            self.discard()  # first, since the warning may be raised as an error
+            self.discard()  # first, because the warning may be raised as an error
             text = f"the shard {redact(self._target.url)!r} was not closed, and was discarded"
             warn_user(text, ResourceWarning)
 
@@ -200,12 +200,12 @@ class ShardFile:
 
 
 def name_of_target(target: str | os.PathLike[str] | BinaryIO | Sink) -> str:
-    """Return the path or URL of a target; empty for a stream."""
+    """Return the path or URL of a target, or "" for a stream."""
     return os.fspath(target) if isinstance(target, str | os.PathLike) else str(getattr(target, "url", ""))
 
 
 def join_small(parts: list[bytes]) -> list[bytes]:
-    """Join neighbouring small parts, and leave large ones as they are, so that their data is not copied."""
+    """Join adjacent small parts; leave large ones as they are, so that their data is not copied."""
     chunks: list[bytes] = []
     begin = 0
     for at, part in enumerate(parts):
@@ -217,7 +217,7 @@ def join_small(parts: list[bytes]) -> list[bytes]:
 
 
 class HashingWriter:
-    """Computes the SHA-256 of written data in a thread, which hashes one part while the next is collected."""
+    """Computes the SHA-256 of written data in a thread, which hashes one part while the next one is collected."""
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
@@ -249,15 +249,15 @@ class HashingWriter:
 
 
 class TarWriter(ShardFile):
-    """Writes samples to one shard, which appears under its name when it is complete.
+    """Writes samples to a single shard, which appears under its name once it is complete.
 
-    It is a context manager: leaving it finishes the shard; an error or Ctrl-C removes it, including temporary files. A
-    local file gets its name after all of it was synced to disk; if two writers write the same file, the one that
-    finishes last wins. Data written to a command, to standard output or to an open stream cannot be removed; after an
-    error it lacks the end marker, and a command is killed before it sees the end of its input.
+    It is a context manager: leaving it finishes the shard, while an error or Ctrl-C removes it, including temporary
+    files. A local file gets its name only after all of it was synced to disk; if two writers write the same file, the
+    last one to finish wins. Data written to a command, to standard output or to an open stream cannot be removed: after
+    an error, it lacks the end marker, and a command is killed before it sees the end of its input.
 
-    Output is deterministic: the same samples give the same bytes, compressed or not. Headers are plain ustar, with a
-    PAX header only for names that do not fit (long or non-ASCII ones) and sizes of 8 GiB or more.
+    The output is deterministic: the same samples give the same bytes, compressed or not. Headers are plain ustar, with
+    a PAX header only for names that do not fit (long or non-ASCII names) and sizes of 8 GiB or more.
 
     Args:
         target: a path, a URL of a file system that fsspec supports, ``pipe:COMMAND``, ``-`` (standard output) or an
@@ -267,10 +267,10 @@ class TarWriter(ShardFile):
     Attributes:
         samples: the number of samples written.
         size: the size of the archive so far, in bytes before compression, without the end marker.
-        info: the `ShardInfo` of the finished shard, ``None`` before that.
+        info: the `ShardInfo` of the finished shard; ``None`` before that.
 
     Raises:
-        ShardWriteError: the shard cannot be written, or the command has failed.
+        ShardWriteError: the shard cannot be written, or the command failed.
 
     Examples:
         >>> with TarWriter("a.tar") as shard:

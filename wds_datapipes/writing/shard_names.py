@@ -1,4 +1,4 @@
-"""Names of written shards: their numbers, and how several writers share them."""
+"""Names of written shards: how they are numbered, and how several writers share the numbers."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ FIELDS = re.compile(r"\\\{(rank|worker)\\\}")
 
 
 def check_pattern(pattern: str | os.PathLike[str], *, maxcount: int, maxsize: float) -> str:
-    """Check a pattern and the limits of shards, and return the pattern as a string.
+    """Check a pattern and the limits of shards; return the pattern as a string.
 
     Raises:
-        ValueError: they are invalid.
+        ValueError: an argument is invalid.
     """
     text = os.fspath(pattern)
     try:
@@ -42,9 +42,10 @@ def check_pattern(pattern: str | os.PathLike[str], *, maxcount: int, maxsize: fl
 
 
 class WriterShare(NamedTuple):
-    """The share of one of several writers in numbered shards, such as those of the workers of each rank.
+    """One writer's share of numbered shards, if there are several writers, such as the workers of each rank.
 
-    ``{rank}`` and ``{worker}`` in a pattern become numbers. Writers that share a pattern then use every n-th number.
+    In a pattern, ``{rank}`` and ``{worker}`` are replaced by numbers. Writers that still share a pattern use every n-th
+    number.
 
     Attributes:
         rank: the number of the rank.
@@ -62,11 +63,11 @@ class WriterShare(NamedTuple):
         return f"{self.workers} workers on each of {self.ranks} ranks"
 
     def fill(self, pattern: str) -> str:
-        """Return a pattern with the numbers of the rank and the worker."""
+        """Return a pattern with the numbers of the rank and the worker filled in."""
         return pattern.replace("{rank}", str(self.rank)).replace("{worker}", str(self.worker))
 
     def numbers(self, pattern: str) -> tuple[int, int]:
-        """Return the first number of this writer, and the step to the next.
+        """Return this writer's first number, and the step to the next one.
 
         >>> WriterShare(worker=1, workers=4).numbers("train-%06d.tar")
         (1, 4)
@@ -80,10 +81,10 @@ class WriterShare(NamedTuple):
 def find_old_shards(
     pattern: str, number: int, step: int = 1, storage_options: Mapping[str, Any] | None = None
 ) -> list[str]:
-    """Return existing shards with the names of a writer's next shards, from ``number`` without gaps.
+    """Return the existing shards with the names of a writer's next shards, starting at ``number``, without gaps.
 
-    After the last shard of a writer, they are from an earlier run with more shards, and a pattern such as ``*`` would
-    match them too.
+    After a writer's last shard, they come from an earlier run with more shards, and a pattern such as ``*`` would match
+    them, too.
     """
     found: list[str] = []
     while size_of(url := pattern % number, storage_options) is not None:
@@ -93,7 +94,7 @@ def find_old_shards(
 
 
 def remove_old_shards(urls: list[str], storage_options: Mapping[str, Any] | None = None) -> None:
-    """Remove shards and their indexes, the last one first, so that an interruption leaves no gap."""
+    """Remove shards and their indexes, last one first, so that an interruption leaves no gap."""
     for url in reversed(urls):
         remove_file(index_url(url), storage_options)
         remove_file(url, storage_options)
@@ -102,18 +103,18 @@ def remove_old_shards(urls: list[str], storage_options: Mapping[str, Any] | None
 def describe_old_shards(urls: list[str]) -> str:
     """Return the beginning of a message about shards of an earlier run."""
     if len(urls) == 1:
-        return f"{redact(urls[0])!r} is from an earlier run, and would be read with the new shards"
+        return f"{redact(urls[0])!r} is from an earlier run and would be read with the new shards"
     return (
-        f"{redact(urls[0])!r} and the shards up to {redact(urls[-1])!r} are from an earlier run, and would be read "
+        f"{redact(urls[0])!r} and the shards up to {redact(urls[-1])!r} are from an earlier run and would be read "
         f"with the new shards"
     )
 
 
 def journal_path(pattern: str, journal: str | os.PathLike[str] | None, first: int, step: int) -> str:
-    """Return the path of a writer's journal: the given one, or one next to the shards.
+    """Return the path of a writer's journal: the given path, or one next to the shards.
 
     Raises:
-        ValueError: the shards are not local, and no path was given.
+        ValueError: the shards are not local, but no path was given.
     """
     stem, ending = _journal_name(pattern, journal)
     return f"{stem}-{first}-of-{step}{ending}" if step > 1 else f"{stem}{ending}"
@@ -132,20 +133,20 @@ def find_journals(pattern: str, journal: str | os.PathLike[str] | None) -> list[
 
 
 def _journal_name(pattern: str, journal: str | os.PathLike[str] | None) -> tuple[str, str]:
-    """Return the parts of a journal's name before and after the number of its writer."""
+    """Return the parts of a journal's name before and after its writer's number."""
     if journal is not None:
         return os.fspath(journal), ""
     path = local_path(pattern)
     if path is None:
         raise ValueError(
-            f"{redact(pattern)!r} is not a local path, and a journal cannot be in a store. Name a local file for it, "
+            f"{redact(pattern)!r} is not a local path, and a journal cannot be in a store. Choose a local file for it, "
             f"as in journal='shards.journal'"
         )
     return NUMBER.sub("shards", path), ".journal"
 
 
 def find_overwritten(pattern: str, urls: Iterable[str]) -> str | None:
-    """Return the first of some shards whose name matches a pattern with any number.
+    """Return the first of some shards whose name matches a pattern with any number, or None.
 
     >>> find_overwritten("./train-%06d.tar", ["val-000000.tar", "train-000012.tar"])
     'train-000012.tar'
@@ -164,7 +165,7 @@ def find_overwritten(pattern: str, urls: Iterable[str]) -> str | None:
 
 
 def _absolute_name(path: str) -> str:
-    """Return the absolute path of a local file, with symbolic links resolved, or a URL as it is."""
+    """Return the absolute path of a local file, with the symbolic links of its folder resolved, or an unchanged URL."""
     if local_path(path) is None:
         return path
     folder, name = os.path.split(path)

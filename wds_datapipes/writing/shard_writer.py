@@ -1,4 +1,4 @@
-"""Shard writer: writes samples to numbered shards of limited size."""
+"""Write samples to numbered shards of limited size."""
 
 from __future__ import annotations
 
@@ -43,30 +43,30 @@ OldShards: TypeAlias = Literal["warn", "remove", "keep"]
 
 
 class ShardWriter:
-    """Writes samples to numbered shards, each of which appears when it is complete.
+    """Writes samples to numbered shards, each of which appears once it is complete.
 
-    It is a context manager. After an error or Ctrl-C, the finished shards remain, and the unfinished one is removed.
+    It is a context manager. After an error or Ctrl-C, finished shards remain, and the unfinished one is removed.
     Without samples, no shard is written. See `TarWriter` for the content of a shard.
 
-    With ``resume=True``, finished shards are recorded in a journal next to them. After an interruption, the same call
-    resumes: pass the same samples in the same order, and the writer skips those of finished shards without encoding
-    them, and compares their keys; or call `skip_finished`, and start with the sample after them. The shards are
-    identical, byte for byte, to those of an uninterrupted run.
+    With ``resume=True``, finished shards are recorded in a journal next to them. After an interruption, repeat the same
+    call to resume. Either pass the same samples in the same order: the writer skips those of finished shards without
+    encoding them, and compares their keys. Or call `skip_finished`, and start with the sample after them. The shards
+    are identical, byte for byte, to those of an uninterrupted run.
 
     Args:
-        pattern: path or URL with ``%06d`` or the like for the number.
+        pattern: the path or URL, with ``%06d`` or similar for the number.
         maxcount: the maximum number of samples per shard.
         maxsize: the maximum size of a shard in bytes before compression, including headers; a single sample may exceed
             it.
         post: called with the name of each finished shard, for example to upload it.
         start_shard: the number of the first shard.
-        verbose: log a line for each shard at level INFO to the logger ``wds_datapipes``.
-        opener: returns the stream to write to for a name; the writer closes it.
-        old_shards: what to do with shards of an earlier run that had more of them, which would be read with the new
+        verbose: log a line for each shard to the logger ``wds_datapipes``, at the level INFO.
+        opener: a function that returns a writable stream for a name; the writer closes it.
+        old_shards: what to do with the additional shards of an earlier, longer run, which would be read with the new
             ones: ``"warn"``, ``"remove"`` them, or ``"keep"`` them.
         resume: keep a journal, and resume from it if it exists: ``True`` for a file next to local shards, or the path
             of a local file.
-        share: the share of this writer, if several write to the same pattern.
+        share: the share of this writer, if several writers use the same pattern.
         options: the arguments of `WriteOptions`: ``compress``, ``encoder``, ``index``, ``digest``, ``key_rule``,
             ``storage_options`` and so on.
 
@@ -76,8 +76,8 @@ class ShardWriter:
 
     Raises:
         ValueError: an argument is invalid.
-        StateError: the journal belongs to another conversion; or, while writing, another process writes the same local
-            shards. Writers that share a pattern with different first numbers do not conflict.
+        StateError: the journal belongs to another conversion; or, during writing, another process is writing the same
+            local shards. Writers that share a pattern but have different first numbers do not conflict.
 
     Examples:
         >>> with ShardWriter("train-%03d.tar", maxcount=2) as writer:
@@ -107,7 +107,7 @@ class ShardWriter:
         check_choice("old_shards", old_shards, OldShards)
         start_shard = check_integer("start_shard", start_shard, 0)
         if self._options.index and opener is not None:
-            raise ValueError("index=True needs file names, to write indexes next to the files, and no opener")
+            raise ValueError("index=True needs file names, to write indexes next to the files, but there is an opener")
         self.pattern = share.fill(every_pattern)
         self._maxcount, self._maxsize = maxcount, maxsize
         first, self._step = share.numbers(every_pattern)
@@ -141,14 +141,14 @@ class ShardWriter:
             self.shards = self._journal.resume(self._find_next)
 
     def write(self, sample: Sample) -> None:
-        """Write a sample, to the next shard if the current one is full.
+        """Write a sample to the current shard, or to the next one if the current shard is full.
 
-        A refused sample leaves the shard unchanged, and writing can continue. After any other error, the writer is
+        A rejected sample leaves the shard unchanged, and writing can continue. After any other error, the writer is
         closed and the unfinished shard is removed.
 
         Raises:
             EncodeError, UnsafeInputError, MissingDependencyError, ShardWriteError: as `TarWriter.write`.
-            StateError: a conversion was resumed with other samples.
+            StateError: a conversion was resumed with different samples.
         """
         if self._closed:
             raise ValueError(f"the writer of {redact(self.pattern)!r} is closed")
@@ -161,7 +161,7 @@ class ShardWriter:
                 if self._shard is not None and self._shard.size + packed.size + len(END) > self._maxsize:
                     self._finish(self._shard)
             finally:
-                if self._journal is not None:  # a refused sample counts, too
+                if self._journal is not None:  # a rejected sample counts, too
                     self._journal.add(sample)
             if self._shard is None:
                 self._shard = self._open()
@@ -175,9 +175,9 @@ class ShardWriter:
             raise
 
     def skip_finished(self) -> int:
-        """Return the number of samples in finished shards; `write` then expects the next one.
+        """Return the number of samples in finished shards; `write` then expects the sample after them.
 
-        Refused samples count too. Call it before the first `write`.
+        Rejected samples count, too. Call this before the first `write`.
         """
         if self._has_started:
             raise ValueError("skip_finished must be called before the first sample is written")
@@ -187,7 +187,7 @@ class ShardWriter:
         """Finish the last shard.
 
         Raises:
-            ShardWriteError: the shard cannot be finished, and was removed.
+            ShardWriteError: the shard cannot be finished and was removed.
             StateError: a conversion was resumed with fewer samples than before.
         """
         if self._closed:
@@ -258,7 +258,7 @@ class ShardWriter:
         self._number += self._step
 
     def _find_next(self, recorded: FinishedShard) -> ShardInfo | None:
-        """Return a recorded shard if it is the next one without a gap, and exists."""
+        """Return a recorded shard if it is the next one, without a gap, and exists."""
         info = recorded.info._replace(url=self.pattern % self._number)  # with its credentials
         # A post function may have moved the file.
         size = info.bytes if self._post is not None else size_of(info.url, self._options.storage_options)
@@ -271,7 +271,7 @@ class ShardWriter:
 def write_wds_shards(
     source: Iterable[Sample], pattern: str | os.PathLike[str], *, on_error: OnError = "raise", **options: Any
 ) -> Iterator[ShardInfo]:
-    """Write samples and yield each finished shard; the options are those of `ShardWriter`."""
+    """Write samples, and yield each finished shard; the options are those of `ShardWriter`."""
     check_on_error(on_error)
     policy = ErrorPolicy(on_error, "write_wds_shards")
     yielded = 0
