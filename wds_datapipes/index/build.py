@@ -55,7 +55,7 @@ def build_index(
         options: how it is indexed.
         columns: a function from a sample, with its fields as bytes, to a mapping of names to numbers, Boolean values or
             short text, such as ``lambda sample: {"label": int(sample["cls"])}``. They are arrays in ``index.columns``.
-        fields: the fields that this function needs; by default all. Others are not read.
+        fields: the fields that this function needs, by default all. Other fields are not read.
         on_repeated_key: ``"warn"``, ``"raise"`` or ``"ignore"`` a key that recurs after other samples.
         storage_options: passed to a remote file system.
 
@@ -94,12 +94,12 @@ def index_members(
     on_repeated_key: OnRepeatedKey = "warn",
     on_fault: Callable[[DuplicateKeyError, str, str], object] | None = None,
 ) -> ShardIndex:
-    """Return the index of the files of a shard, without facts about it but for the rules.
+    """Return the index of the files of a shard, without any facts except the rules.
 
     Args:
         members: the files as `ShardScan` yields them.
-        shard: the shard, which ends at the end of its files. If it is not complete after the last one, the last sample
-            is left out, since it may lack a field.
+        shard: the shard, which ends at the end of its files. If it is not complete after the last file, the last sample
+            is left out, because it may lack a field.
         options: the rules for keys and fields.
         on_repeated_key: what to do if a key recurs after other samples.
         on_fault: called with each error, the key and the field, or "", instead of raising the error. Of several members
@@ -113,7 +113,7 @@ def index_members(
         >>> index_members(members, Shard("a.tar", end=2048, is_complete=True))[0].entries
         (IndexEntry(field='txt', offset=512, size=3), IndexEntry(field='cls', offset=1536, size=1))
     """
-    shard.local_path = ""  # so that a field of the name __local_path__ is left out for every shard
+    shard.local_path = ""  # so that a field named __local_path__ is left out of every shard
     grouping = SampleGrouping(
         key_rule=options.key_rule,
         fields=None,
@@ -122,12 +122,12 @@ def index_members(
         on_repeated_key=on_repeated_key,
         on_error="raise",
         on_fault=on_fault,
-        remembered_keys=sys.maxsize,  # the index holds all keys anyway, and every repeated one is reported
+        remembered_keys=sys.maxsize,  # the index contains all keys anyway, and each repeated one is reported
     )
     progress, end = Progress(), 0
     offsets, counts, key_ends, keys = array("q"), array("q", [0]), array("q"), bytearray()
     member_offsets, member_sizes, member_fields = array("q"), array("q"), array("I")
-    numbers: dict[str, int] = {}  # of fields as written in member names
+    numbers: dict[str, int] = {}  # the fields as written in member names
     rule = rule_name(options.key_rule)
     for sample in grouping.group([(shard, iter(members))], progress):
         key = sample["__key__"]
@@ -166,7 +166,7 @@ def index_scan(scan: ShardScan, members: Generator[MemberTuple, None, None] | No
     Args:
         scan: reads the headers.
         members: the files that the scan yields, by default all of them.
-        rules: those of `index_members`.
+        rules: the arguments of `index_members`.
     """
     with closing(members or iter(scan)) as found:
         index = index_members(found, scan.shard, **rules)
@@ -183,14 +183,14 @@ def check_index(
     storage_options: Mapping[str, Any] | None = None,
     limits: ReadLimits = DEFAULT_LIMITS,
 ) -> None:
-    """Raise unless an index matches the current state of a shard.
+    """Raise an error unless an index matches the current state of a shard.
 
     Args:
         index: the index.
         url: the shard.
         depth: ``"size"`` compares the size of the shard, and its ETag if it has one; ``"headers"`` reads all headers
-            and compares the positions of all samples; ``"bytes"`` compares the digest too, if the index has one.
-        key_rule: the rule that the index was built with, if it is not one of this package.
+            and compares the positions of all samples; ``"bytes"`` also compares the digest, if the index has one.
+        key_rule: the rule with which the index was built, if it is not one of this package.
         storage_options: passed to a remote file system.
         limits: the limits for the shard, see `ReadLimits`.
 
@@ -242,7 +242,7 @@ def _check_facts(then: ShardFacts, now: FileFacts, archive: str) -> None:
 
 
 def _difference(then: ShardIndex, now: ShardIndex) -> str:
-    """Describe the first difference of two indexes."""
+    """Describe the first difference between two indexes."""
     for number, (old, new) in enumerate(zip(then, now, strict=False)):
         if old != new:
             return f"sample {number} ({new.key!r}) is {new[1:]}, not {old.key!r}, {old[1:]}"

@@ -32,7 +32,7 @@ from wds_datapipes.parallel.map_shards import Shards, map_shards, resolve_shards
 from wds_datapipes.parallel.progress import ProgressMeter
 
 LOGGER = logging.getLogger("wds_datapipes")
-#: The shard whose server this process has warned about.
+#: The shard about whose server this process has warned.
 _warned: list[str] = []
 #: The number of indexes that are read concurrently.
 THREADS = 16
@@ -50,7 +50,7 @@ class IndexResult(NamedTuple):
         members: the number of members of these samples.
         bytes: the size of the shard.
         sha256: its digest, if the index has one.
-        is_new: whether the index was just built, rather than valid before.
+        is_new: whether the index was just built, rather than already valid.
     """
 
     url: str
@@ -208,12 +208,12 @@ class _Indexer:
 def shard_sizes(
     shards: Manifest | Shards, access: AccessOptions, *, window: int = 1, lanes: int = 1
 ) -> list[tuple[str, int]]:
-    """Return the shards and their numbers of samples, which costs no access to a shard if there is a manifest.
+    """Return the shards and their numbers of samples; with a manifest, no shard is accessed.
 
     Args:
         shards: a manifest, a pattern, or the URLs.
         access: where the indexes are, and whether missing and stale ones are built.
-        window: the most shards of a lane whose samples are shuffled together.
+        window: the maximum number of shards of a lane whose samples are shuffled together.
         lanes: the number of lanes.
 
     Raises:
@@ -235,7 +235,7 @@ def shard_sizes(
 def _find_or_build(
     urls: Sequence[str], access: AccessOptions, on_result: Callable[[object], object]
 ) -> list[list[Any]]:
-    """Return the URL, the number of samples and the size of each shard, by its index."""
+    """Return the URL, the number of samples and the size of each shard, according to its index."""
     index_dir, options, store = access.index_dir, IndexOptions(limits=access.limits), access.storage_options
     indexer = _Indexer(index_dir, options, storage_options=store, read=IndexCopies(access).read)
     found = list[IndexResult | None]()
@@ -255,16 +255,16 @@ def _find_or_build(
 
 
 def _check_cache(access: AccessOptions, sizes: Sequence[int] | Numbers, window: int, lanes: int) -> None:
-    """Make sure that the cache has space for the largest shard, and for a window of a lane.
+    """Check that the cache has space for the largest shard, and for a window of a lane.
 
     Args:
-        access: has the limit.
+        access: contains the limit.
         sizes: the size of each shard in bytes; 0 if unknown.
         window: see `shard_sizes`.
         lanes: see `shard_sizes`.
 
     Raises:
-        ValueError: it has not.
+        ValueError: the cache is too small.
     """
     if access.cache_bytes is None or not len(sizes):
         return
@@ -284,7 +284,7 @@ def _result(url: str, path: str, index: ShardIndex, *, is_new: bool) -> IndexRes
 
 
 def _check_no_columns(path: str, storage_options: Mapping[str, Any] | None) -> None:
-    """Raise if a stale index has columns, which would be lost."""
+    """Raise an error if a stale index has columns, which would be lost."""
     try:
         index = read_index(path, storage_options=storage_options)
     except (MissingSidecarError, CorruptSidecarError):
@@ -300,8 +300,8 @@ def _check_no_columns(path: str, storage_options: Mapping[str, Any] | None) -> N
 def lock_folder(path: str, *, create: bool = False) -> Iterator[bool]:
     """Hold the lock of the folder of an index, after waiting for the process that holds it.
 
-    Yields whether there was such a process, which may have built indexes. A remote folder, and one on a file system
-    without locks, is not locked. The kernel releases the lock of a process that dies.
+    Yields whether there was such a process, which may have built indexes. Remote folders, and folders on a file system
+    without locks, are not locked. The kernel releases the lock of a process that dies.
 
     Args:
         path: the index.
@@ -342,7 +342,7 @@ def find_index(
     storage_options: Mapping[str, Any] | None = None,
     read: Callable[[str], ShardIndex] | None = None,
 ) -> ShardIndex | None:
-    """Return the index of a shard, if there is a valid one with these options; ``read`` reads it by its name."""
+    """Return the index of a shard if a valid one with these options exists; ``read`` reads it by its name."""
     try:
         index = read_index(path, storage_options=storage_options) if read is None else read(path)
     except (MissingSidecarError, CorruptSidecarError):

@@ -1,4 +1,4 @@
-"""Exclusions: samples that an epoch leaves out, by their keys or by functions of the indexes."""
+"""Exclusions: samples that an epoch leaves out, selected by key or by functions of the indexes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from wds_datapipes.io.small_files import read_sidecar
 
 
 class Exclusions:
-    """The samples that are left out of datasets: for each, a list of keys and functions that only grows at its end.
+    """The samples left out of each dataset, as a list of keys and functions to which a run may only append.
 
-    So a state needs no more of a list than its length and a digest: a later list begins with it.
+    A state therefore only needs the length and a digest of a list: later lists begin with it.
 
     Args:
-        lists: the list of each dataset, by its name.
+        lists: the list of each dataset, by name.
     """
 
     def __init__(self, lists: Mapping[str, list[Any]]) -> None:
@@ -33,13 +33,13 @@ class Exclusions:
         self._keys = {name: frozenset(each for each in items if isinstance(each, str)) for name, items in lists.items()}
 
     def together(self, others: Sequence[Exclusions]) -> Exclusions:
-        """Return these and those of other stages, with the numbers of the stages before their names."""
+        """Return these exclusions and those of other stages, with the number of the stage before each name."""
         found = {f"{number} {name}": own for number, each in enumerate(others) for name, own in each._lists.items()}
         return Exclusions({**self._lists, **found})
 
     @classmethod
     def of(cls, exclude: Any, names: Collection[str], storage_options: Mapping[str, Any] | None) -> Exclusions:
-        """Return what an argument ``exclude`` means for some datasets; None excludes nothing.
+        """Return the exclusions for an argument ``exclude`` and some datasets; None excludes nothing.
 
         Raises:
             MissingSidecarError: the file of keys cannot be read.
@@ -53,26 +53,26 @@ class Exclusions:
         return any(self._lists.values())
 
     def note(self) -> dict[str, list[Any]]:
-        """Return the length of the list of each dataset, and its digest, for a state."""
+        """Return the length and digest of each dataset's list, for a state."""
         return {name: [len(items), _digest(items)] for name, items in self._lists.items() if items}
 
     def at(self, history: Sequence[Mapping[str, Any]], epoch: int, position: int) -> Exclusions:
-        """Return those of a run at a position of an epoch."""
+        """Return the exclusions of a run at a position of an epoch."""
         found = [each for each in history if "excluded" in each]
         notes = [each["excluded"] for each in found if (each["epoch"], each["position"]) <= (epoch, position)]
         return Exclusions({name: self._lists[name][:count] for name, (count, _) in notes[-1].items()} if notes else {})
 
     def extend(self, history: Sequence[Mapping[str, Any]], epoch: int, position: int) -> list[Any]:
-        """Return the history of a run with these exclusions, if others were added.
+        """Return the history of a run, extended by these exclusions if some were added.
 
         Args:
-            history: the records of the run before; some have an epoch, a position in it, and a `note`, which holds from
-                there on.
+            history: the records of the run so far; some have an epoch, a position in it, and a `note`, which applies
+                from there on.
             epoch: the epoch in which the run resumes.
-            position: the position in it.
+            position: the position in this epoch.
 
         Raises:
-            StateError: these do not begin with those before.
+            StateError: these exclusions do not begin with the earlier ones.
         """
         note: dict[str, list[Any]] = next((each["excluded"] for each in reversed(history) if "excluded" in each), {})
         differences = [
@@ -94,7 +94,7 @@ class Exclusions:
         return self._keys.get(name, frozenset())
 
     def find_in(self, name: str, index: ShardIndex) -> tuple[npt.NDArray[np.bool_], set[str]]:
-        """Return a mask of the samples that are excluded from a shard of a dataset, and the keys that were found."""
+        """Return a mask of the excluded samples in a shard of a dataset, and the keys that were found."""
         mask, found, wanted = np.zeros(len(index), bool), set[str](), self.keys_of(name)
         if wanted:
             keys = index.keys

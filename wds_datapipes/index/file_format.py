@@ -35,12 +35,12 @@ ALIGNMENT = 64
 MAX_HEADER_BYTES = 64 * 1024
 FORMAT = "wds-datapipes shard index"
 VERSION = 1
-#: The types that columns of the user may have.
+#: The types allowed for user columns.
 USER_KIND = re.compile(r"\|b1|<i8|<f8|<U\d{1,3}")
 
 
 def index_url(url: str, index_dir: str | os.PathLike[str] | None = None) -> str:
-    """Return the name of a shard's index: that of the shard with the suffix ``.wdsidx``.
+    """Return the name of a shard's index: the name of the shard followed by ``.wdsidx``.
 
     >>> index_url("data/train-000000.tar")
     'data/train-000000.tar.wdsidx'
@@ -52,7 +52,7 @@ def index_urls(urls: Iterable[str], index_dir: str | os.PathLike[str] | None) ->
     """Return the names of the indexes of shards.
 
     Raises:
-        ValueError: two shards have the same index, as shards with the same name in a directory have.
+        ValueError: two shards have the same index, for example because they have the same name and ``index_dir``.
     """
     targets = [index_url(url, index_dir) for url in urls]
     if len(set(targets)) < len(targets):
@@ -86,8 +86,8 @@ def write_index(index: ShardIndex, url: str, *, storage_options: Mapping[str, An
 def read_index(url: str, *, storage_options: Mapping[str, Any] | None = None) -> ShardIndex:
     """Read an index from a file.
 
-    The file is read as a whole: if it were mapped, and rewritten in place, or its server failed, the process would die.
-    `check_index` checks whether the index still matches its shard.
+    The file is read as a whole, because the process would die if a mapped file were rewritten in place or its server
+    failed. `check_index` checks whether the index still matches its shard.
 
     Args:
         url: the file, a path or a URL, such as ``"train-000000.tar.wdsidx"``.
@@ -125,7 +125,7 @@ def index_bytes(index: ShardIndex) -> bytes:
 
 
 def parse_index(content: bytes | mmap, *, name: str) -> ShardIndex:
-    """Parse an index, without a copy of its columns.
+    """Parse an index without copying its columns.
 
     Raises:
         CorruptSidecarError: the file is damaged or not an index.

@@ -1,4 +1,4 @@
-"""Index files of other programs: those of DALI for each shard, and that of wids for a dataset."""
+"""Index files of other programs: a DALI index for each shard, and a wids index for a dataset."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from wds_datapipes.io.openers import redact, split_scheme
 from wds_datapipes.io.small_files import folder_of, join_name, read_sidecar, within, write_sidecar
 from wds_datapipes.io.urls import check_url
 
-#: The characters that separate words in an index of DALI.
+#: The characters that separate words in a DALI index.
 BLANKS = frozenset(" \t\n\v\f\r")
 WIDS_KIND, WIDS_VERSION = "wids-shard-index-v1", 1
 
@@ -36,7 +36,7 @@ def write_dali_index(
 
     Args:
         url: the shard, a path or a URL.
-        path: the file to write; by default, the one next to the shard that DALI expects, ``dali_index_url``.
+        path: the file to write; by default, the one that DALI expects next to the shard, ``dali_index_url``.
         options: how the shard is indexed.
         storage_options: passed to a remote file system.
 
@@ -85,7 +85,7 @@ def write_dali_index(
 
 
 def dali_index_url(url: str) -> str:
-    """Return the name that DALI expects: that of the shard up to the first dot of its base name, with ``.idx``.
+    """Return the name that DALI expects: the name of the shard up to the first dot of its base name, with ``.idx``.
 
     >>> dali_index_url("data/train-000.tar"), dali_index_url("a/b.c.tar"), dali_index_url(".x.tar")
     ('data/train-000.idx', 'a/b.idx', '.x.idx')
@@ -147,7 +147,7 @@ def read_wids_index(path: str | os.PathLike[str], *, storage_options: Mapping[st
 
 
 def _list_shards(path: str, storage_options: Mapping[str, Any] | None, depth: int = 0) -> Iterator[ManifestEntry]:
-    """Yield the shards that a file of wids lists, and then those of the files that it refers to."""
+    """Yield the shards that a wids file lists, and then those of the files that it refers to."""
     try:
         facts = json.loads(read_sidecar(path, storage_options))
         if not isinstance(facts, dict) or facts.get("wids_version", WIDS_VERSION if depth else None) != WIDS_VERSION:

@@ -24,7 +24,7 @@ from wds_datapipes.io.urls import check_url, local_path
 FORMAT, VERSION = "wds-datapipes manifest", 2
 #: How many entries, or bytes of a file, are converted at a time: a million entries would take 500 MB as objects.
 ENTRIES, STEP_BYTES = 256, 1 << 14
-#: The beginning of the list of shards in a file, and of a shard after another one.
+#: The beginning of the list of shards in a file, and of every shard but the first.
 SHARDS, NEXT_SHARD = re.compile(rb'"shards"\s*:\s*\['), b",\n  ["
 DIGEST = re.compile("[0-9a-f]{64}")
 
@@ -36,8 +36,8 @@ class ManifestEntry:
     Attributes:
         url: the shard.
         samples: the number of samples.
-        bytes: its size, or 0 if it is unknown.
-        sha256: its digest in hexadecimal digits, or ``None``.
+        bytes: the size of the shard, or 0 if unknown.
+        sha256: the digest of the shard in hexadecimal digits, or ``None``.
 
     Raises:
         ValueError: a value is invalid, as in a damaged file.
@@ -61,7 +61,7 @@ class Manifest:
 
     Attributes:
         counts: the number of samples of each shard.
-        sizes: the size of each shard in bytes, or 0 if it is unknown.
+        sizes: the size of each shard in bytes, or 0 if unknown.
         fingerprint: the SHA-256 of the shards' base names, counts, sizes and digests, in order.
 
     Examples:
@@ -89,7 +89,7 @@ class Manifest:
             urls, samples, totals, sha256s = zip(*rows, strict=True)
             if not _are_valid(urls, samples + totals, sha256s):
                 for row in rows:
-                    ManifestEntry(*row)  # raises an error about the one that is invalid
+                    ManifestEntry(*row)  # raises an error about the invalid entry
             base_names = "\0".join([url[url.rfind("/") + 1 :] for url in urls])
             digest.update(f"{base_names}\0".encode("utf-8", "surrogatepass"))
             self._names.append("\0".join(urls))
@@ -103,7 +103,7 @@ class Manifest:
         self.fingerprint = digest.hexdigest()
 
     def append(self, shards: Iterable[Any]) -> Manifest:
-        """Return a manifest that has these shards first, in their order, and then those that it lacks.
+        """Return a manifest with the shards of this one, followed by those of the given shards that it lacks.
 
         To train on the new shards in a run that has begun, load its state by ``load_state_dict(state, amend=True)``.
         The next pass over the dataset reads them.
@@ -149,7 +149,7 @@ class Manifest:
 
     @property
     def entries(self) -> tuple[ManifestEntry, ...]:
-        """The shards, as objects that are made for each call."""
+        """The shards as objects, which are created on each access."""
         return tuple(ManifestEntry(*row) for row in self._rows())
 
     @property
@@ -270,14 +270,14 @@ def read_manifest(
 
 
 def _read_blocks(content: bytes, start: int, end: int, folder: str, schemes: dict[str, str]) -> Iterator[list[Any]]:
-    """Yield the shards of a list in a file, some at a time, joined to a folder, and collect a URL of each scheme."""
+    """Yield the shards of a list in a file in blocks, joined to a folder, and collect a URL of each scheme."""
     while start < end:
-        cut = content.find(NEXT_SHARD, start + STEP_BYTES, end)  # JSON has no line break inside of a string
+        cut = content.find(NEXT_SHARD, start + STEP_BYTES, end)  # JSON has no line breaks inside strings
         cut = end if cut < 0 else cut
         if not (rows := json.loads(b"[%b]" % content[start:cut])):
             return
         urls, *facts = zip(*rows, strict=True)
-        # `split_scheme` decides by what is before the first colon and by two characters after it.
+        # `split_scheme` only considers the text before the first colon and two characters after it.
         first, last = min(urls), max(urls)
         are_alike = ":" in first[:-2] and last.startswith(first[: first.find(":") + 3])
         heads = {url[: url.find(":") + 3]: url for url in ([first] if are_alike else urls)}

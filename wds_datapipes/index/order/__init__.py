@@ -1,1 +1,1 @@
-"""Orders of the samples of an epoch, and the share that each rank and worker has of them."""
+"""Orders of the samples of an epoch, and the share of each rank and worker."""

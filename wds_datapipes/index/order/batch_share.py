@@ -14,20 +14,20 @@ from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.index.order.permutation import Numbers
 
 Remainder: TypeAlias = Literal["drop", "pad", "keep"]
-"""What to do with the samples after the last whole batch: drop them, fill up the batch, or yield them."""
+"""What to do with the samples after the last full batch: drop them, pad the batch, or yield them."""
 
-#: The most positions that are computed at a time.
+#: The maximum number of positions computed at a time.
 CHUNK = 1 << 13
 
 
 @dataclass(frozen=True)
 class RestOfEpoch:
-    """The part of an epoch that no instance has yielded: some single positions, and all from ``start`` on.
+    """The part of an epoch that no instance has yielded: single positions, and all positions from ``start`` on.
 
     Attributes:
-        start: the first position that was not reached.
-        missing: earlier positions that were not yielded, in their order, which come first.
-        end: the number of samples that the epoch does not drop; None before it has begun.
+        start: the first position not reached.
+        missing: earlier positions not yielded, in order, which come first.
+        end: the number of samples that the epoch does not drop; None before it begins.
     """
 
     start: int = 0
@@ -40,7 +40,7 @@ class RestOfEpoch:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any] | None) -> RestOfEpoch:
-        """Make a rest from the result of `state_dict`; None stands for a whole epoch."""
+        """Create a rest from the result of `state_dict`; None means a whole epoch."""
         if state is None:
             return cls()
         start, missing, end = state["start"], state["missing"], state.get("end")
@@ -57,15 +57,15 @@ WHOLE_EPOCH = RestOfEpoch()
 class BatchShare:
     """The share of a worker in the global batches of an epoch.
 
-    Each rank has the same part of every batch, and its workers take batches in turn. After the last whole batch,
-    ``"keep"`` divides the samples evenly between the ranks. So does ``"drop"`` with those of an epoch that was
-    interrupted within a batch: only the samples that the whole epoch drops are dropped. Positions from ``count`` on are
-    padding; modulo ``count``, they are those of the samples to repeat.
+    Each rank has the same part of every batch, and its workers take batches in turn. After the last full batch,
+    ``"keep"`` divides the samples evenly between the ranks. So does ``"drop"`` in an epoch that was interrupted within
+    a batch, so that only the samples that the whole epoch drops are dropped. Positions from ``count`` on are padding;
+    modulo ``count``, they are the positions of the samples to repeat.
 
     Args:
         count: the number of samples of the dataset.
         batch: the number of samples in a global batch.
-        remainder: what to do with the samples after the last whole batch.
+        remainder: what to do with the samples after the last full batch.
         ranks: the number of ranks.
         rank: the rank.
         workers: the number of its workers.
@@ -107,12 +107,12 @@ class BatchShare:
 
     @property
     def size(self) -> int:
-        """The number of samples of this rank in a whole batch."""
+        """The number of samples of this rank in a full batch."""
         return self.batch // self.ranks
 
     @property
     def whole_batches(self) -> int:
-        """The number of batches of the rest of the epoch that are whole, or padded."""
+        """The number of full or padded batches in the rest of the epoch."""
         return -(-self._left // self.batch) if self.remainder == "pad" else self._left // self.batch
 
     @property
@@ -130,7 +130,7 @@ class BatchShare:
     def is_alike_on_ranks(self, done: int) -> bool:
         """Whether this worker has yielded ``done`` samples on every rank, if the ranks are in step.
 
-        After the last whole batch, some ranks may get a sample more than others.
+        After the last full batch, some ranks may get one sample more than others.
         """
         last = self._left - self.whole_batches * self.batch
         begins = (self.whole_batches // self.workers) * self.size
@@ -144,7 +144,7 @@ class BatchShare:
         """Yield the positions in the epoch, in arrays of limited length.
 
         Args:
-            done: how many positions to leave out.
+            done: the number of positions to leave out.
             end: the number of the batch to stop before; by default, all batches.
         """
         turn, done = divmod(done, self.size)
@@ -165,13 +165,13 @@ class BatchShare:
         return bisect_left(self.rest.missing, self.end) + max(self.end - self.rest.start, 0)
 
     def _part_of_rest(self) -> range:
-        """Return which samples after the last whole batch are those of this rank."""
+        """Return which samples after the last full batch belong to this rank."""
         start = self.whole_batches * self.batch
         count = max(self._left - start, 0)  # none if they are padded
         return range(start + count * self.rank // self.ranks, start + count * (self.rank + 1) // self.ranks)
 
     def _divide_padding(self, numbers: Numbers) -> Numbers:
-        """Return which samples of the rest of the epoch to read for some, so that all lanes share the padding."""
+        """Return which samples of the rest of the epoch to read for others, so that all lanes share the padding."""
         whole, rest = divmod(self._left, self.batch)
         slots = numbers - whole * self.batch
         lanes, places = np.divmod(slots, self.batch // self.lanes)
@@ -195,8 +195,8 @@ def rest_of_epoch(shares: Sequence[tuple[BatchShare, int]], waiting: Iterable[in
     """Return the rest of an epoch.
 
     Args:
-        shares: the shares of all instances, and how many positions each has yielded.
-        waiting: the positions of samples that were yielded, and wait in later stages.
+        shares: the shares of all instances, and the number of positions that each has yielded.
+        waiting: the positions of yielded samples that wait in later stages.
     """
     some, _ = shares[0]
     rest = some.rest

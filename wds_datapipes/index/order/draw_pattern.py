@@ -12,7 +12,7 @@ import numpy as np
 from wds_datapipes.index.order.permutation import Numbers, hash_numbers
 from wds_datapipes.samples.mixing import check_weights
 
-#: The most draws in a period of a mixture; weights that need more are rounded.
+#: The maximum number of draws in a period of a mixture; weights that need more are rounded.
 MAX_PERIOD = 1 << 16
 
 
@@ -20,12 +20,12 @@ class DrawPattern:
     """Draws from several datasets in the proportions of integer weights.
 
     A period is the shortest sequence of draws with the exact proportions. After any number of draws, those from each
-    dataset differ from their exact share by less than one. The key chooses where each period begins in the pattern,
-    among the places for which this is so, so that no rank always reads the same dataset.
+    dataset differ from their exact share by less than one. The key chooses the place in the pattern at which each
+    period begins, among the places that preserve this bound, so that no rank always reads the same dataset.
 
     Args:
-        weights: the number of draws from each dataset in a period; 0 for one that is not read.
-        key: chooses where the periods begin; None for the beginning of the pattern.
+        weights: the number of draws from each dataset in a period; 0 for a dataset that is not read.
+        key: selects where the periods begin; None for the beginning of the pattern.
 
     Examples:
         >>> numbers = np.arange(6)
@@ -39,11 +39,11 @@ class DrawPattern:
         self._pattern, self._places, self._beginnings = _pattern_of(weights)
 
     def draw(self, numbers: Numbers, shifts: Numbers | int) -> tuple[Numbers, Numbers]:
-        """Return the dataset of each draw, and how many draws from it came before.
+        """Return the dataset of each draw, and the number of earlier draws from it.
 
         Args:
             numbers: the numbers of the draws, from 0.
-            shifts: where the pattern begins, further than the key says, for each draw.
+            shifts: for each draw, how much later the pattern begins than the key says.
         """
         periods, begins, ends = self._locate(numbers, shifts)
         chosen = self._pattern[ends % len(self._pattern)]
@@ -54,7 +54,7 @@ class DrawPattern:
         return self._count_of(np.arange(len(self._weights))[:, None], *self._locate(numbers, shifts))
 
     def _locate(self, numbers: Numbers, shifts: Numbers | int) -> tuple[Numbers, Numbers, Numbers]:
-        """Return the period of each draw, where it begins in the pattern, and where the draw is in it or the next."""
+        """Return the period of each draw, its beginning in the pattern, and the place of the draw in it or the next."""
         period = len(self._pattern)
         periods, draws = np.divmod(numbers, period)
         begins = shifts + np.zeros_like(periods)
@@ -77,7 +77,7 @@ def _pattern_of(weights: tuple[int, ...]) -> tuple[Numbers, Numbers, Numbers]:
     """Return the dataset of each place of a pattern, the places by dataset, and those where a period may begin.
 
     The number of a dataset, times the length of the pattern, is added to its places. The pattern is Tijdeman's solution
-    of the chairman assignment problem: of the datasets that are due, the one with the earliest deadline is next.
+    of the chairman assignment problem: among the datasets that are due, the one with the earliest deadline is next.
     """
     period, drawn = sum(weights), [0] * len(weights)
     used = [number for number, weight in enumerate(weights) if weight]

@@ -8,10 +8,10 @@ from wds_datapipes.index.order.permutation import Numbers
 
 
 def lane_starts(count: int, lanes: int, *, passes: int = 0) -> Numbers:
-    """Return how many of ``count`` samples are before each of the lanes, and in all of them.
+    """Return how many of ``count`` samples are before each lane, and in all lanes.
 
-    In each pass, other lanes have a sample more than the rest. So lanes from which equally many samples are drawn end
-    their passes together, and all samples come equally often.
+    In each pass, different lanes have one sample more than the others. Lanes from which equally many samples are drawn
+    thus end their passes together, and all samples come equally often.
 
     >>> lane_starts(11, 4).tolist(), lane_starts(11, 4, passes=1).tolist()
     ([0, 2, 5, 8, 11], [0, 3, 6, 9, 11])
@@ -21,7 +21,7 @@ def lane_starts(count: int, lanes: int, *, passes: int = 0) -> Numbers:
 
 
 def check_lanes(lanes: int, batch: int | None, count: int) -> None:
-    """Check that a dataset can have some lanes.
+    """Check that a dataset can have this number of lanes.
 
     Args:
         lanes: the number of lanes.
@@ -29,7 +29,7 @@ def check_lanes(lanes: int, batch: int | None, count: int) -> None:
         count: the number of samples in an epoch.
 
     Raises:
-        ValueError: the number of lanes does not divide that of samples in a batch, or a lane would be empty.
+        ValueError: the number of lanes does not divide the number of samples in a batch, or a lane would be empty.
     """
     if lanes > 1 and (batch or 1) % lanes:
         raise ValueError(
@@ -47,7 +47,7 @@ class Lanes:
     """Divides an epoch into lanes: each global batch has samples of the same lanes in the same slots.
 
     Slots ``[i * share, (i + 1) * share)`` of each batch are those of lane i, so a part of a batch has the same lanes in
-    all batches. What the lanes have left after the last whole batch follows lane by lane. Padding, at positions from
+    all batches. The remaining samples after the last full batch follow lane by lane. Padding, at positions from
     ``count`` on, repeats the first samples of each lane.
 
     Args:
@@ -57,7 +57,7 @@ class Lanes:
 
     Attributes:
         share: the number of samples of each lane in a batch.
-        whole: the number of samples of each lane in all whole batches.
+        whole: the number of samples of each lane in all full batches.
         starts: the number of samples before each lane, if they are numbered lane by lane.
 
     Examples:
@@ -79,7 +79,7 @@ class Lanes:
         return len(self._sizes)
 
     def split(self, numbers: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the lanes of samples that are numbered lane by lane, and their numbers in these."""
+        """Return the lanes of samples that are numbered lane by lane, and their numbers in these lanes."""
         lanes = np.searchsorted(self.starts[1:-1], numbers, "right")
         return lanes, numbers - self.starts[lanes]
 

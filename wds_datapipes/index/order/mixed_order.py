@@ -20,9 +20,9 @@ class MixedOrder:
     """The order of an epoch that mixes several datasets in exact proportions, as part of a run.
 
     Each lane draws from its own lane of each dataset, in a `DrawPattern` that continues from lane to lane in the slots
-    of a batch, so that the proportions are exact in batches of whole periods too. Successive draws from a dataset read
-    it in an order of its own, through all epochs, and in another one when all of its samples have been read: no sample
-    is read again before all others of its lane have been. Like an `EpochOrder`, it is computed and not stored.
+    of a batch, so the proportions are also exact in batches of whole periods. Successive draws from a dataset follow
+    its own order through all epochs, and a new order once all of its samples have been read: no sample is read again
+    before all others of its lane. Like an `EpochOrder`, it is computed and not stored.
 
     Args:
         plan: the phases of the run.
@@ -68,7 +68,7 @@ class MixedOrder:
             positions: positions from 0 to ``len(order) - 1``.
 
         Raises:
-            StateError: the sample is of a dataset that was removed.
+            StateError: the sample belongs to a dataset that was removed.
         """
         lanes, numbers = self._lanes.split(positions)
         which = np.searchsorted(self._begins, numbers, "right") - 1
@@ -89,11 +89,11 @@ class DrawnDataset:
 
     Args:
         name: its name.
-        passes: from which passes on it has which shards.
+        passes: the passes from which it has certain shards.
         sizes: the number of samples in each shard of all datasets.
         parts: the shards of each dataset.
         seed: the seed of the run.
-        options: of the `EpochOrder` of each pass.
+        options: the options of the `EpochOrder` of each pass.
     """
 
     name: str
@@ -105,7 +105,7 @@ class DrawnDataset:
     _orders: dict[int, EpochOrder] = field(default_factory=dict, init=False)
 
     def find(self, lanes: Numbers, draws: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the shards of draws, and their numbers in these.
+        """Return the shards of draws, and the numbers of the samples in them.
 
         Raises:
             StateError: the dataset was removed.
@@ -126,7 +126,7 @@ class DrawnDataset:
         return shards, places
 
     def _order_of(self, number: int, known: Pass) -> EpochOrder:
-        """Return the order of a pass; the last two are kept, as lanes differ by a sample."""
+        """Return the order of a pass; the last two are kept, because lanes differ by a sample."""
         if number not in self._orders:
             self._orders = {at: order for at, order in self._orders.items() if at == number - 1}
             own = numbers_of_shards(known.shards, self.parts)
@@ -139,7 +139,7 @@ def numbers_of_shards(shards: Mapping[str, int], parts: Mapping[str, slice]) -> 
     """Return the numbers of the first shards of some datasets.
 
     Args:
-        shards: how many of each.
+        shards: the number of shards of each dataset.
         parts: the shards of all datasets.
 
     Raises:

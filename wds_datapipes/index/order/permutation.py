@@ -1,4 +1,4 @@
-"""Random permutations of numbers that are computed, and not stored."""
+"""Random permutations of numbers that are computed rather than stored."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from wds_datapipes.seeds import derived_seed
 
 Numbers: TypeAlias = "npt.NDArray[np.int64]"
 
-#: The number of rounds. In small networks, fewer than 24 leave some permutations more likely than others.
+#: The number of rounds. In small networks, fewer than 24 make some permutations more likely than others.
 ROUNDS, MANY_ROUNDS, FEW_BITS = 8, 24, 10
 #: The multipliers of the finalizer of MurmurHash3.
 FACTORS = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
 HALF = np.uint64(33)
-#: The most numbers that are permuted at a time.
+#: The maximum number of values permuted at a time.
 CHUNK = 1 << 13
 
 
@@ -26,11 +26,11 @@ class Permutation:
 
     It is a Feistel network on as many bits as ``size`` needs. Each round adds a hash of one half of the bits to the
     other half, so it is invertible, and a permutation of a power of two. Numbers that it maps beyond ``size`` are
-    mapped again until they are not (cycle walking), which leaves a permutation of ``range(size)``; fewer than two
-    steps are needed on average. The result depends on nothing but the arguments, on all platforms.
+    mapped again until they are not (cycle walking), which leaves a permutation of ``range(size)``; fewer than two steps
+    are needed on average. The result depends only on the arguments, on all platforms.
 
     Args:
-        size: how many numbers there are.
+        size: the number of values.
         seed: selects the permutation.
 
     Examples:
@@ -52,16 +52,16 @@ class Permutation:
         self.row[1 + MANY_ROUNDS :][:rounds] = [(1 << (high if number % 2 else low)) - 1 for number in range(rounds)]
 
     def __call__(self, numbers: Numbers) -> Numbers:
-        """Return where each of the numbers is mapped to."""
+        """Return the number to which each number is mapped."""
         return permute(numbers, np.zeros(len(numbers), np.int64), [self])
 
 
 def permute(numbers: Numbers, which: Numbers, permutations: Sequence[Permutation]) -> Numbers:
-    """Return where each of some numbers is mapped to by its own permutation, whose index is in ``which``."""
+    """Return the number to which each number is mapped by its own permutation, whose index is in ``which``."""
     found = numbers.astype(np.uint64)
     sizes = np.array([each.size for each in permutations], np.uint64)
     table = np.stack([each.row for each in permutations], axis=1) if permutations else sizes
-    for start in range(0, len(numbers), CHUNK):  # the table of a chunk has 49 numbers for each
+    for start in range(0, len(numbers), CHUNK):  # the table of a chunk has 49 entries for each number
         pending = np.arange(start, min(start + CHUNK, len(numbers)))
         while len(pending):
             own = which[pending]
@@ -85,7 +85,7 @@ def _encrypt(numbers: npt.NDArray[np.uint64], table: npt.NDArray[np.uint64]) -> 
 
 
 def hash_numbers(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Return a hash of each number, which is another one for each."""
+    """Return a different hash of each number."""
     for factor in FACTORS:
         numbers = (numbers ^ numbers >> HALF) * factor
     hashed: npt.NDArray[np.uint64] = numbers ^ numbers >> HALF

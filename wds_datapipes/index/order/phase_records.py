@@ -1,4 +1,4 @@
-"""Records of the phases of a run in its states: each has what has changed since the one before."""
+"""Records of the phases of a run in its states: each contains the changes since the previous one."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from wds_datapipes.errors import StateError
 from wds_datapipes.index.order.phases import Phase, PhasePlan
 
-#: What a record may have of a `Phase`, apart from its datasets and where it begins.
+#: The attributes of a `Phase` that a record may contain, apart from its datasets and beginning.
 FACTS = ("count", "batch", "points")
 
 
 def record_of(phase: Phase, before: Phase | None = None) -> dict[str, Any]:
-    """Return the record of a phase after another one; without its datasets, schedule and batches if they are alike."""
+    """Return the record of a phase after another one, without its datasets, schedule and batches if they are equal."""
     facts = json.loads(json.dumps(asdict(phase)))
     known = {} if before is None else json.loads(json.dumps(asdict(before)))
     datasets, others = facts["datasets"], known.get("datasets", {})
@@ -42,12 +42,12 @@ def check_amendment(plan: PhasePlan, new: Phase, digest: Callable[[str, int], st
     """Check that a phase can follow others: no sample is repeated, and none is lost.
 
     Args:
-        plan: the phases before it.
+        plan: the earlier phases.
         new: the phase.
-        digest: returns the digest of the first shards of a dataset, as they are now.
+        digest: returns the digest of the first shards of a dataset in their current state.
 
     Raises:
-        StateError: a dataset was replaced or has lost samples, or the phase needs another kind of order.
+        StateError: a dataset was replaced or has lost samples, or the phase needs a different kind of order.
     """
     last = plan.phases[-1]
     problems = list[str]()

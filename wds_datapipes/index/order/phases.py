@@ -1,4 +1,4 @@
-"""The phases of a run: which datasets it reads, with which weights and batches, from which step on."""
+"""The phases of a run: the datasets that it reads from a step on, with their weights and batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from wds_datapipes.seeds import derived_seed
 Weights: TypeAlias = "Mapping[str, float] | Sequence[Sequence[Any]]"
 """The weights of datasets, or a schedule of them by step."""
 
-#: The most steps of the weights between two points of a linear schedule, and the sum of the integers in each.
+#: The maximum number of changes between two points of a linear schedule, and the sum of the integers in each.
 STAIRS, RESOLUTION = 100, 1000
 
 
@@ -32,7 +32,7 @@ class Phase:
         points: the schedule of weights, by step; None if an epoch has each sample once.
         epoch: the epoch in which the phase begins.
         start: the position in this epoch at which it begins.
-        step: the step with which it begins.
+        step: the step at which it begins.
     """
 
     count: int
@@ -44,12 +44,12 @@ class Phase:
     step: int = 0
 
     def drawn_datasets(self, name: str) -> dict[str, int]:
-        """Return the numbers of shards of a dataset that has a weight; ``""`` stands for all together."""
+        """Return the number of shards of each dataset that has a weight; ``""`` means all datasets together."""
         return {each: shards for each, (shards, *_) in self.datasets.items() if name in ("", each)}
 
 
 class Pass(NamedTuple):
-    """From which pass on a dataset has some shards.
+    """The pass from which a dataset has certain shards.
 
     Attributes:
         number: the number of the pass.
@@ -64,7 +64,7 @@ class Pass(NamedTuple):
     shards: Mapping[str, int]
 
     def numbers(self, lanes: Numbers, draws: Numbers, count: int) -> Numbers:
-        """Return the numbers of draws, if those of a lane continue where the lane before it ends; see `lane_starts`."""
+        """Return the numbers of draws, if each lane continues where the previous one ends; see `lane_starts`."""
         return draws - self.draws[lanes] + (self.number + lanes) * self.samples // count
 
     def passes(self, lanes: Numbers, numbers: Numbers, count: int) -> Numbers:
@@ -78,7 +78,7 @@ class Draws(NamedTuple):
     Attributes:
         begins: the number of draws from each lane before them, from the beginning of the run.
         pattern: the order of the datasets.
-        shifts: where the pattern begins in each lane.
+        shifts: the beginning of the pattern in each lane.
         earlier: the number of earlier draws from each dataset and lane.
     """
 
@@ -88,7 +88,7 @@ class Draws(NamedTuple):
     earlier: Numbers
 
     def count_to(self, ends: Numbers) -> Numbers:
-        """Return the number of draws from each dataset and lane, before a number of draws from each lane."""
+        """Return the number of draws from each dataset and lane among the first draws from each lane."""
         return self.earlier + self.pattern.count(ends - self.begins, self.shifts)
 
     def find(self, lanes: Numbers, numbers: Numbers) -> tuple[Numbers, Numbers]:
@@ -100,12 +100,12 @@ class Draws(NamedTuple):
 class PhasePlan:
     """The phases of a run, and the arithmetic of its steps and draws.
 
-    An epoch has as many samples as the phase says in which it begins. Weights, batches and datasets change with the
-    phase. Each dataset is read pass by pass through all epochs and phases; a dataset that has grown has its new samples
-    from its next pass on.
+    The phase in which an epoch begins determines its number of samples. Weights, batches and datasets change with the
+    phase. Each dataset is read pass by pass through all epochs and phases; if it has grown, its next pass contains the
+    new samples.
 
     Args:
-        phases: the phases, in their order; the first begins with the run.
+        phases: the phases in order; the first begins with the run.
         lanes: the number of lanes.
         drops: whether an epoch consists of whole batches only.
 
@@ -128,7 +128,7 @@ class PhasePlan:
         return [each for each in self.phases if each.epoch == epoch and each.start]
 
     def end_of(self, epoch: int) -> int:
-        """Return the number of samples of an epoch that are not dropped: whole batches of the last phase within it."""
+        """Return the number of samples of an epoch that are not dropped, which fill batches of its last phase."""
         return self._end(self.phase_of(epoch), *self.phases_within(epoch)[-1:])
 
     def _end(self, phase: Phase, within: Phase | None = None) -> int:
@@ -170,7 +170,7 @@ class PhasePlan:
         return np.full(self.lanes, samples // self.lanes)
 
     def seen(self, seed: int | None, epoch: int, position: int) -> dict[str, tuple[int, float]]:
-        """Return the samples of each dataset before a position of an epoch, and how many passes these are.
+        """Return the samples of each dataset before a position of an epoch, and the passes that they make up.
 
         Args:
             seed: as for `draws`.
@@ -193,7 +193,7 @@ class PhasePlan:
         """Return the names of the datasets, the draws of all phases, and the passes of each dataset.
 
         Args:
-            seed: chooses where the patterns begin; None for their beginnings.
+            seed: selects where the patterns begin; None for their beginnings.
         """
         names = list(
             dict.fromkeys(name for phase in self.phases for _, weights, *_ in phase.points or () for name in weights)
@@ -218,7 +218,7 @@ class PhasePlan:
 
 
 def _grow(passes: list[list[Pass]], names: Sequence[str], phase: Phase, count: Numbers) -> None:
-    """Note from which pass on each dataset has the shards of a phase: the one after those that were begun."""
+    """Record the pass from which each dataset has the shards of a phase: the first that has not begun."""
     lanes, of = np.arange(count.shape[1]), count.shape[1]
     for known, name, drawn in zip(passes, names, count, strict=True):
         shards = phase.drawn_datasets(name)
@@ -235,7 +235,7 @@ def _grow(passes: list[list[Pass]], names: Sequence[str], phase: Phase, count: N
 
 
 def _weights_between(phase: Phase, end: int | None) -> list[tuple[int, dict[str, int]]]:
-    """Return the integer weights of a phase, each with the step from which on they apply."""
+    """Return the integer weights of a phase, each with the first step to which they apply."""
     found = list[tuple[int, dict[str, int]]]()
     for step, weights in _stairs(phase.points):
         if step <= phase.step:

@@ -20,11 +20,11 @@ Order: TypeAlias = Literal["global", "window", "sequential"]
 Lengths: TypeAlias = npt.ArrayLike | Callable[[ShardIndex], npt.ArrayLike]
 """The length of each sample, or a function that returns those of a shard from its index."""
 
-#: The most permutations of windows that are kept.
+#: The maximum number of window permutations that are kept.
 KEPT = 1 << 14
-#: How many other samples are tried in the place of one that cannot be read.
+#: The number of other samples tried in place of an unreadable one.
 TRIES = 100
-#: The distance between them, as a part of the epoch: multiples of the golden ratio are spread evenly.
+#: The distance between them as a fraction of the epoch: multiples of the golden ratio are spread evenly.
 STRIDE = 0.6180339887498949
 
 
@@ -44,7 +44,7 @@ class LaneOrder:
     Args:
         order: the other order.
         lanes: the lanes, which contribute the same number of samples to each batch.
-        later: positions from which on batches have another size, with the lanes of the samples from there on.
+        later: positions at which the batch size changes, with the lanes of the samples from there on.
 
     Examples:
         >>> order = LaneOrder(EpochOrder([5, 6], "sequential", seed=0, lanes=2), Lanes(11, batch=4, lanes=2))
@@ -73,11 +73,11 @@ class LaneOrder:
         return self._order.find(found)
 
     def substitutes(self, positions: Numbers, number: int) -> Numbers:
-        """Return the positions of other samples to try in the places of some.
+        """Return the positions of other samples to try in place of some.
 
         Args:
-            positions: the positions of these.
-            number: how many were tried with this one, up to `TRIES`. The first half are of the same lane.
+            positions: the positions of the samples to replace.
+            number: the number of the try, up to `TRIES`. The first half yields samples of the same lane.
         """
         step = self._lanes.batch if len(self._lanes) > 1 and number <= TRIES // 2 else 1
         count = max(len(self) // step, 1)
@@ -88,16 +88,16 @@ class LaneOrder:
 class EpochOrder:
     """The order of the samples in an epoch: a function of a seed and the sizes of the shards.
 
-    Its memory grows with the number of shards, and not with that of samples. Several lanes are equal parts of the
-    dataset, which are the same for each seed. Each has an order of its own, and they follow one another.
+    Its memory grows with the number of shards, not with the number of samples. Lanes are equal parts of the dataset,
+    which are the same for each seed. Each lane has its own order, and they follow one another.
 
     Args:
         sizes: the number of samples in each shard.
         order: ``"global"``, ``"window"`` or ``"sequential"``.
         seed: the seed of the epoch.
-        window_shards: how many shards ``"window"`` shuffles together.
+        window_shards: the number of shards that ``"window"`` shuffles together.
         lanes: the number of lanes.
-        passes: how many times the lanes have read the dataset before, see `lane_starts`.
+        passes: the number of earlier passes of the lanes over the dataset; see `lane_starts`.
         numbers: the numbers of the shards, by default from 0.
 
     Examples:
@@ -125,7 +125,7 @@ class EpochOrder:
         starts = ends - counts[shards]
         self._size = int(ends[-1]) if len(counts) else 0
         cuts = lane_starts(self._size, lanes, passes=passes)
-        # Lanes begin within shards, so some shards have parts in two or more of them.
+        # Lanes begin within shards, so some shards have parts in two or more lanes.
         parts = np.sort(np.concatenate([starts, cuts[1:-1]]))
         places = np.minimum(np.searchsorted(ends, parts, "right"), len(counts) - 1)  # empty shards may be at the end
         own_lanes = np.searchsorted(cuts[1:-1], parts, "right")
@@ -138,11 +138,11 @@ class EpochOrder:
         self._shards = shards[places[shuffled]]
         if numbers is not None:
             self._shards = numbers[self._shards]
-        #: The difference between the number of a sample in its shard, and that in the order of the parts.
+        #: The difference between the number of a sample in its shard and its number in the order of the parts.
         self._offsets = (parts - starts[places])[shuffled] - (self._ends - lengths)
         self._seed, self._order = seed, order
         self._permutations: dict[int, Permutation] = {}
-        #: The positions at which windows begin and end; without windows, there is one for each lane.
+        #: The positions at which windows begin and end; without windows, each lane is one.
         self._window_ends = cuts[1:]
         if order == "window":
             places = np.arange(1, len(parts) + 1) - np.searchsorted(own_lanes, own_lanes)
@@ -166,13 +166,13 @@ class EpochOrder:
         return self._shards[places], positions + self._offsets[places]
 
     def _shuffle(self, positions: Numbers) -> Numbers:
-        """Return where each position is moved to inside of its window."""
+        """Return the position to which each position is moved inside its window."""
         windows, which = np.unique(np.searchsorted(self._window_ends, positions, "right"), return_inverse=True)
         starts = self._window_starts[windows][which]
         return permute(positions - starts, which, [self._permutation(window) for window in windows.tolist()]) + starts
 
     def _permutation(self, window: int) -> Permutation:
-        """Return the permutation of a window; those that were used last are kept."""
+        """Return the permutation of a window; the most recently used ones are kept."""
         if window not in self._permutations:
             if len(self._permutations) == KEPT:
                 self._permutations.clear()
@@ -185,7 +185,7 @@ class LengthOrder:
     """Sorts the samples of another order by length within windows, and shuffles the batches of each window.
 
     It moves samples only within their window, and within their lane: each lane has its shortest samples in the same
-    batches. The samples after the last whole batch of the epoch stay at its end, so their choice does not depend on
+    batches. The samples after the last full batch of the epoch stay at its end, so they are chosen independently of
     their length.
 
     Args:
@@ -209,7 +209,7 @@ class LengthOrder:
     ) -> None:
         self._order, self._lengths, self._starts = order, lengths, starts
         self._lanes, self._size, self._seed = lanes, window * lanes.share, seed
-        #: The positions in the other order for each part of the windows that were used last.
+        #: The positions in the other order for each part of the most recently used windows.
         self._sorted: dict[int, Numbers] = {}
 
     def __len__(self) -> int:
@@ -230,13 +230,13 @@ class LengthOrder:
         return self._order.find(moved)
 
     def _sort(self, parts: Numbers) -> None:
-        """Find the positions in the other order of parts, which are lanes of windows, and discard those before."""
+        """Find the positions of parts, which are lanes of windows, in the other order, and discard earlier parts."""
         count = len(self._lanes)
         oldest = int(parts[0]) // count * count if len(parts) else 0
         self._sorted = {part: row for part, row in self._sorted.items() if part >= oldest}
         new = np.array([part for part in parts.tolist() if part not in self._sorted], np.int64)
         sizes = np.minimum(self._lanes.whole - new // count * self._size, self._size)
-        for size in np.unique(sizes).tolist():  # that of the last window may be smaller
+        for size in np.unique(sizes).tolist():  # a part of the last window may be smaller
             windows, lanes = np.divmod(new[sizes == size], count)
             positions = (self._lanes.starts[lanes] + windows * self._size)[:, None] + np.arange(size)
             shards, places = self._order.find(positions.ravel())
@@ -261,12 +261,12 @@ def check_lengths(lengths: Any, count: int, owner: str) -> Numbers:
 
     Args:
         lengths: the lengths.
-        count: how many there must be.
+        count: the required number of lengths.
         owner: the dataset or selection that messages name.
 
     Raises:
-        TypeError: they are not integers.
-        ValueError: there are more or fewer, or one is negative.
+        TypeError: the lengths are not integers.
+        ValueError: there are more or fewer lengths, or one is negative.
     """
     found = np.asarray(lengths)
     if found.shape != (count,):
