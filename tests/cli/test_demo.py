@@ -15,7 +15,7 @@ from wds_datapipes.cli import demo
 def test_the_demo_trains_on_shards_that_it_writes(
     program: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """There is no error and no warning. Only the number of epochs is another one."""
+    """There are no errors and no warnings; only the number of epochs differs."""
     script = demo.SCRIPT.replace("EPOCHS = 8", "EPOCHS = 3")
     monkeypatch.setattr(demo, "SCRIPT", script)
     done = program("demo", "--output-dir", "a {b} folder")

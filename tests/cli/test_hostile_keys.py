@@ -75,7 +75,7 @@ def test_json_contains_the_keys_unchanged(shard: str, program: Any) -> None:
     assert [json.loads(line)["key"] for line in done.lines] == list(KEYS.values())
 
 
-def test_a_command_finds_no_file_outside_of_its_folder(shard: str, program: Any) -> None:
+def test_a_command_finds_no_file_outside_its_folder(shard: str, program: Any) -> None:
     done = program(
         "map", shard, "-c", "ls > names; cp sample.txt sample.copy; rm names", "-o", "out/", "--num-workers", "0"
     )

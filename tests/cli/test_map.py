@@ -22,7 +22,7 @@ def read(*urls: str) -> Read:
     return [(sample["__key__"], {f: v for f, v in sample.items() if f[:2] != "__"}) for sample in samples]
 
 
-#: The seconds for which commands sleep, by which those of this process are found.
+#: Commands of this process are identified by this sleeping time in seconds.
 LONG_S = f"600.{os.getpid()}"
 
 
@@ -44,7 +44,7 @@ def test_a_killed_process_is_replaced_and_leaves_nothing(program: Any, shards: l
     assert [read(f"o/{shard}") for shard in shards] == [read(shard) for shard in shards]
     assert list(place.iterdir()) == []
     while any(each.info["cmdline"] == ["sleep", LONG_S] for each in psutil.process_iter(["cmdline"])):
-        time.sleep(0.02)  # a killed process takes a moment to end
+        time.sleep(0.02)  # a killed process takes a moment to exit
 
 
 def test_an_error_in_the_module_keeps_its_traceback(program: Any, shards: list[str]) -> None:

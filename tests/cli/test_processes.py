@@ -28,7 +28,7 @@ COMMAND = [sys.executable, "-m", "wds_datapipes"]
 
 @pytest.fixture(scope="module")
 def wds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The command line as a program that starts at once."""
+    """The command line as a program that starts without delay."""
     with prepared_programs(tmp_path_factory.mktemp("programs"), os.environ) as folder:
         yield str(folder / "wds-datapipes")
 

@@ -83,7 +83,7 @@ def test_the_provenance_of_a_run_is_printed(program: Any) -> None:
 
 
 @pytest.mark.usefixtures("batches")
-def test_wrong_use_says_what_is_wrong(program: Any) -> None:
+def test_wrong_use_is_an_error_that_says_what_is_wrong(program: Any) -> None:
     Path("empty.json").write_text("{}")
     for arguments, message in {
         ("none.pt", "built_for_steps:build", "--step", "0"): "none.pt is not a file of torch.save or JSON: ",

@@ -44,7 +44,7 @@ def silent() -> Iterator[socketserver.ThreadingTCPServer]:
 
 
 def requests(server: socketserver.ThreadingTCPServer) -> Counter[bytes]:
-    """Return how many requests of each method the server has received, once it has read all of them."""
+    """Return the number of requests of each method that the server has received, after it has read them all."""
     with socket.create_connection(("127.0.0.1", server.server_address[1])) as last:
         last.sendall(b"LAST")
     while b"LAST" not in Silent.asked:
@@ -55,7 +55,7 @@ def requests(server: socketserver.ThreadingTCPServer) -> Counter[bytes]:
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call[0])
-def test_an_unresponsive_store_is_retried_as_often_as_requested(
+def test_an_unresponsive_store_is_retried_the_requested_number_of_times(
     program: Any, silent: socketserver.ThreadingTCPServer, call: tuple[str, ...]
 ) -> None:
     url = f"http://127.0.0.1:{silent.server_address[1]}/a.tar"
@@ -64,6 +64,6 @@ def test_an_unresponsive_store_is_retried_as_often_as_requested(
     done = program(*command, "--timeout", "0.1", "--retries", "1")
     assert done.code in (1, 2)
     assert re.search(r"has not sent its headers, or the next bytes, within 0.1 s.*\(2 attempts\)", done.out + done.err)
-    # Some request the size first, and read the shard in any case.
+    # Some commands request the size first, and then read the shard regardless.
     assert set(requests(silent).values()) == {2}
     assert not Path("out.tar").exists()

@@ -1,4 +1,4 @@
-"""Many shards converted in parallel: the output, failures, and the effect of a second call."""
+"""Converting many shards in parallel: the output, failures, and the effect of a second call."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def keys(url: str) -> list[str]:
 
 
 def written(folder: str = "out") -> dict[str, str]:
-    """The digests of all shards in a folder, and of other files left next to them."""
+    """Return the digests of all shards in a folder, and of other files left there."""
     return {
         name: hashlib.sha256(Path(folder, name).read_bytes()).hexdigest()
         for name in sorted(os.listdir(folder))
@@ -74,7 +74,7 @@ def new(results: Iterable[ConvertedShard]) -> list[str]:
 
 
 def noted(name: str) -> int:
-    """Record a call, and return how many there were."""
+    """Record a call, and return the number of calls so far."""
     with open(name, "a") as file:
         file.write(".")
     return os.path.getsize(name)
@@ -126,7 +126,7 @@ def test_a_shard_without_samples_is_written_too(shards: list[str]) -> None:
         (["a/%06d.tar", "a/000001.tar"], "./b/../a/%06d.tar", r"The shard 'a/000001\.tar' would be overwritten"),
         (["pipe:cat a/0.tar"], "out/", r"has no file name to use for its output\. Number them"),
         (["a/0.tar"], "out.tar", r"A pattern for shards must have exactly one placeholder"),
-        (["a/0.tar"], "memory://out/", r"Name a local file for it"),
+        (["a/0.tar"], "memory://out/", r"Choose a local file for it"),
     ],
 )
 def test_unusable_names_are_refused(inputs: list[str], output: str, text: str) -> None:
@@ -151,7 +151,7 @@ def test_a_second_call_writes_only_missing_shards(shards: list[str]) -> None:
     assert [result.source for result in second] == shards
     assert [result.info.samples for result in second] == [2] * 6
     assert {name: written()[name] for name in before} == before
-    # Those finished before are reported first, each of them once.
+    # Shards finished earlier are reported first, each once.
     assert [result.source for result in told[4:6]] == ["0.tar", "3.tar"]
     assert len(told) == 4 + 6
     assert new(convert_shards(odd, shards, os.path.abspath("out/"))) == []  # the same folder under a different name
@@ -233,7 +233,7 @@ def test_failed_shards_are_retried_and_reported_and_the_others_written(
         assert caught.value.__cause__.__notes__ == ["in the sample '3-2' of 3.tar"]
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * 3
     assert sorted(written()) == ["0.tar", "1.tar", "2.tar", "4.tar", "5.tar"]
-    # The function is fixed, which changes it.
+    # Fixing the function changes it.
     assert new(convert_shards(same, shards, "out/", if_changed="keep")) == ["3.tar"]
 
 
@@ -249,7 +249,7 @@ def test_an_unpicklable_error_is_reported(shards: list[str], workers: int) -> No
     def fail(sample: dict[str, Any]) -> None:
         raise Odd(1, 2)
 
-    # Once a process has imported Dask, tblib pickles such errors, too.
+    # In a process that has imported Dask, tblib also pickles such errors.
     text = r"6 of 6 .*\n\d\.tar: (RuntimeError: )?Odd: 1 and 2\n\d\.tar: "
     with pytest.raises(ConversionError, match=text):
         convert_shards(fail, shards, "out/", retries=0, num_workers=workers)
@@ -345,7 +345,7 @@ def test_a_full_disk_loses_no_finished_shard(forked: Forked) -> None:
 
 
 def working(sample: dict[str, Any]) -> dict[str, Any]:
-    """Record which process works, kill the main one at some sample, and make one in which errors would show."""
+    """Record which process works, kill the main one at some sample, and return a sample that reveals errors."""
     Path("pids", str(os.getpid())).touch()
     with open("begun", "ab") as begun:
         begun.write(b"x")
@@ -358,7 +358,7 @@ def working(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def convert_until_killed(shards: list[str], samples: int) -> None:
-    """Convert shards, killed once this number of further samples have begun."""
+    """Convert shards, and get killed when this number of further samples have begun."""
     Path("new").write_text(f"{os.getpid()} {os.path.getsize('begun') + samples}")
     os.rename("new", "main")
     convert_shards(working, shards, "out/", num_workers=2)
@@ -380,7 +380,7 @@ def test_a_conversion_killed_at_random_moments_resumes_to_the_same_bytes(forked:
     rng = Random(os.getpid())
     ends = []
     for _ in range(2):
-        # The processes of the previous call may not have ended yet, and do not interfere.
+        # Processes of the previous call may still be running, and do not interfere.
         ends.append(forked(functools.partial(convert_until_killed, shards, rng.randrange(1, 75))))
         for shard in Path("out").glob("*.tar"):
             assert shard.read_bytes() == Path("wanted", shard.name).read_bytes()  # each of them is complete
@@ -394,7 +394,7 @@ def test_a_conversion_killed_at_random_moments_resumes_to_the_same_bytes(forked:
 
 
 class Finalized:
-    """An object during whose removal an exception of the end is lost."""
+    """An object whose removal loses an exception that ends the process."""
 
     def __init__(self, key: str) -> None:
         self.key = key
@@ -406,7 +406,7 @@ class Finalized:
 
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_an_exception_of_the_end_that_python_has_dropped_is_raised_again(shards: list[str]) -> None:
+def test_an_exit_exception_that_python_has_dropped_is_raised_again(shards: list[str]) -> None:
     def stuck(sample: dict[str, Any]) -> dict[str, Any]:
         if sample["__key__"][0] != "0":
             Finalized(sample["__key__"])
@@ -429,7 +429,7 @@ def test_an_exception_of_the_end_that_python_has_dropped_is_raised_again(shards:
 
 
 class Watched(ThreadPoolExecutor):
-    """Counts how many tasks it has at once, and keeps their descriptions."""
+    """Counts its concurrent tasks, and stores their descriptions."""
 
     def __init__(self) -> None:
         super().__init__(3)
@@ -439,7 +439,7 @@ class Watched(ThreadPoolExecutor):
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         self.seen.append(repr((function, args, kwargs)))
-        function, args, kwargs = pickle.loads(pickle.dumps((function, args, kwargs)))  # as for another host
+        function, args, kwargs = pickle.loads(pickle.dumps((function, args, kwargs)))  # as if for another host
         task = super().submit(function, *args, **kwargs)
         self.open = {each for each in (*self.open, task) if not each.done()}
         self.most = max(self.most, len(self.open))

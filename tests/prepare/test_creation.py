@@ -1,4 +1,4 @@
-"""Shards created from files: which samples go where, and what remains after a failure."""
+"""Shards created from files: the samples of each shard, and what remains after a failure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 @pytest.fixture
 def when_planned(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
-    """Call a function between planning and writing, when files may change, which nothing else can time."""
+    """Call a function between planning and writing, when files may change; nothing else can time this."""
 
     def register(function: Callable[[], object]) -> None:
         def planned(*arguments: Any, **options: Any) -> Any:
@@ -111,14 +111,14 @@ def test_a_file_that_changes_before_it_is_read_leaves_no_partial_shard(
     def do() -> None:
         if change == "longer":
             with (files / "7.jpg").open("ab") as stream:
-                stream.write(b"x")  # within the last block, so that the archive would have the same size
+                stream.write(b"x")  # within the last block, so the archive would keep its size
         else:
             (files / "7.jpg").unlink()
             if change == "folder":
                 (files / "7.jpg").mkdir()
 
     told = {
-        "longer": r"sample '07' of .* has changed since.*had 2101 bytes, and now have 2102",
+        "longer": r"sample '07' of .* has changed since.*had 2101 bytes, but now have 2102",
         "gone": r"field 'jpg' of the sample '07' of .* cannot be read: the file '.*7\.jpg': No such file",
         "folder": r"7\.jpg': Is a directory",
     }[change]
@@ -154,7 +154,7 @@ def test_a_skipped_bad_file_changes_no_other_shard(
     assert [type(fault) for fault in faults] == [SampleSourceError]
     assert keys(files / "a-02.tar") == ["06", "08"]
     assert {name for name, data in contents(files).items() if data != whole[name]} == {"a-02.tar"}
-    # One that is missed before all is planned leaves no gap.
+    # A file found missing before the plan is complete leaves no gap.
     made = create(files, NUMBERS, maxcount=3, on_error="skip", num_workers=workers, remove_old=True)
     assert [shard.info.samples for shard in made] == [3, 3, 3]
     assert keys(files / "a-02.tar") == ["06", "08", "09"]
@@ -218,7 +218,7 @@ def test_a_killed_worker_is_reported_with_its_shard(files: Path) -> None:
         create(files, lines, maxcount=3, num_workers=1)
     assert set(contents(files, "a-*.tar")) == {"a-00.tar"}
     create(files, NUMBERS, maxcount=3)
-    assert not contents(files, "*.part")  # which a killed process cannot remove
+    assert not contents(files, "*.part")  # a killed process cannot remove it
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -236,7 +236,7 @@ def test_a_second_call_writes_only_missing_or_changed_shards(files: Path, worker
         create(files, NUMBERS.replace("09.jpg 9.jpg", "09.jpg pipe:cat 9.jpg"), **options)
     (files / "other").rename(files / "9.jpg")
     made = create(files, NUMBERS, **options)
-    assert workers or not made[0].is_new  # with several processes, one may reach the error before
+    assert workers or not made[0].is_new  # with several processes, one may reach the error first
     assert made[3].is_new
     assert [shard.info[1:] for shard in made] == [shard.info[1:] for shard in whole]
     assert list(contents(files, "a-*.tar").values()) == list(contents(files, "b-*.tar").values())

@@ -25,7 +25,7 @@ from wds_datapipes.codecs.media import AUDIO_EXTENSIONS, VIDEO_EXTENSIONS
 from wds_datapipes.io.read_limits import ReadLimits
 from wds_datapipes.prepare.preview import preview_field
 
-#: A value for each module of codecs, its name, and the text of its preview.
+#: The name of a field for each module of codecs, its value, and the text of its preview.
 VALUES: dict[str, tuple[Any, str, str]] = {
     "array_files:npy": (np.linspace(0, 1, 6, dtype=np.float32).reshape(2, 3), r"ndarray float32 \(2, 3\)", "^$"),
     "array_files:npz": ({"a": np.arange(5)}, "dict, 1 entry", r'\{"a": ".ndarray int64 \(5,\)."\}'),
@@ -67,7 +67,7 @@ def test_no_codec_runs_pickles_in_the_data(field: str, tmp_path: Path) -> None:
     else:
         pickle.dump(Evil(), file)
     error = preview_field(field, file.getvalue()).error
-    assert error == "not decoded, as decoding can run code" if field in UNSAFE else error
+    assert error == "not decoded, because decoding can run code" if field in UNSAFE else error
     assert not (tmp_path / "evil").exists()
 
 

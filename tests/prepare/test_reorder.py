@@ -61,7 +61,7 @@ def test_a_missing_value_is_an_error_without_credentials() -> None:
 
 
 @pytest.mark.parametrize("data", [b"ten", b"1_0", b"nan", b"\xff", b"", b"x" * 10_000])
-def test_what_is_not_a_number_is_an_error(data: bytes) -> None:
+def test_a_value_that_is_not_a_number_is_an_error(data: bytes) -> None:
     with pytest.raises(DecodeError, match=r"cannot be sorted by 'txt': b'.*' is not a number") as told:
         FieldSortKey("txt", numeric=True)(sample(txt=data))
     assert len(str(told.value)) < 200

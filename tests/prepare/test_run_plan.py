@@ -1,4 +1,4 @@
-"""The plan of a run has the figures of the loaders that run it."""
+"""The figures of a run plan are those of the loaders that execute it."""
 
 from __future__ import annotations
 
@@ -134,11 +134,11 @@ def test_a_copy_that_a_worker_keeps_open_is_not_evicted() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({}, "each host reads 2000 of 2000 shards, where 32 would do: choose lanes=512"),
+        ({}, "each host reads 2000 of 2000 shards, but needs only 32: choose lanes=512"),
         ({"lanes": 64}, "512 ranks do not divide 64 lanes"),
         ({"order": "global"}, 'samples: choose order="window", more lanes'),
         ({"lanes": 512, "cache_bytes": 10**9}, "choose cache_bytes=3200000000, or more lanes"),
-        ({"num_workers": 400}, "156 of 400 workers have no batch, as an epoch has 244"),
+        ({"num_workers": 400}, "156 of 400 workers get no batch: an epoch has only 244"),
         ({"global_batch_size": 512 * 1200}, "an epoch drops 385600 of 1000000 samples"),
     ],
 )

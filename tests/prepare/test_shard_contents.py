@@ -53,7 +53,7 @@ def test_an_outline_of_a_truncated_shard_ends_like_reading(tmp_path: Path, cut: 
     contents = read_contents(url)
     (fault,) = contents.faults
     assert fault.kind == type(error).__name__
-    # Only a reader of a member's data knows how much of it exists.
+    # Only reading a member's data reveals how much of it exists.
     assert fault.message.partition("): ")[0] == str(error).partition("): ")[0]
     assert contents.bytes is None
     assert [sample.key for sample in contents.samples] == keys

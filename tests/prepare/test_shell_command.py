@@ -23,7 +23,7 @@ SAMPLE: dict[str, Any] = {"__key__": "d/a", "__url__": "x.tar", "txt": b"a cat",
 
 @pytest.fixture(autouse=True)
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Give temporary folders a separate location, which is empty again at the end."""
+    """Put temporary folders in a separate location, which must be empty at the end."""
     place = tmp_path / "scratch"
     place.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(place))
@@ -95,7 +95,7 @@ def test_several_samples_have_numbers_and_keys() -> None:
         ("ln -s /etc/passwd sample.x", "wrote 'sample.x', which is a link"),
         ("rm sample.txt; ln -s sample.cls sample.txt", "wrote 'sample.txt', which is a link"),
         ("mkfifo sample.f", "wrote 'sample.f', which is not a regular file"),
-        ("printf x > sample.TXT", r"wrote 'sample\.(txt|TXT)' in addition to another file for the field 'txt'"),
+        ("printf x > sample.TXT", r"wrote 'sample\.(txt|TXT)' and another file for the field 'txt'"),
     ],
 )
 def test_a_fault_names_the_sample_and_what_is_wrong(command: str, message: str, nothing_left: None) -> None:
@@ -105,7 +105,7 @@ def test_a_fault_names_the_sample_and_what_is_wrong(command: str, message: str, 
     assert "'d/a' of x.tar" in str(caught.value)
 
 
-#: The seconds for which commands of this process sleep, by which they are found.
+#: Commands of this process are identified by this sleeping time in seconds.
 LONG_S = f"600.{os.getpid()}"
 
 
@@ -115,7 +115,7 @@ def sleepers() -> list[psutil.Process]:
 
 def wait_until_ended() -> None:
     while sleepers():
-        time.sleep(0.01)  # a killed process takes a moment to end
+        time.sleep(0.01)  # a killed process takes a moment to exit
 
 
 @pytest.mark.parametrize("silent", ["", "exec >&- 2>&-;"])
@@ -150,7 +150,7 @@ def test_a_name_that_cannot_be_a_file_is_refused_before_anything_runs(field: str
 
 
 @pytest.mark.parametrize("field", ["..", ".", "-rf", "$(touch x)", "a b", "*", "\n", "\udcff", ";x"])
-def test_an_odd_name_is_just_a_file(field: str, scratch: Path) -> None:
+def test_an_unusual_name_is_just_a_file(field: str, scratch: Path) -> None:
     sample = {"__key__": "$(touch y)", "__url__": "x.tar", field: b"1"}
     assert SampleCommand("test $(ls -A | wc -l) -ge 2")(sample) == sample
 

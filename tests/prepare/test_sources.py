@@ -45,7 +45,7 @@ def spec_of(source: Source, number: int = 0) -> SampleSpec:
 
 
 def fields_of(source: Source) -> dict[str, dict[str, Any]]:
-    """Return the fields of all samples by their keys; files are given by their paths."""
+    """Return the fields of all samples by key, with files as paths."""
     specs = all_specs(source)
     return {
         key: {field: part.path if isinstance(part, FilePart) else part for field, part in parts.items()}
@@ -131,7 +131,7 @@ def test_links_are_followed_but_not_in_circles() -> None:
     Path("in/dog").symlink_to("../there")
     assert list(fields_of(find_images("in"))) == ["cat/1", "dog/1"]
     Path("there/again").symlink_to("../in")
-    with pytest.raises(SampleSourceError, match=r"in/dog/again' is a link to one of its parents"):
+    with pytest.raises(SampleSourceError, match=r"in/dog/again' is a link to one of its parent folders"):
         find_images("in")
 
 
@@ -177,8 +177,8 @@ def test_the_forms_of_a_recipe() -> None:
     ("line", "message"),
     [
         ("a.txt", r"line 'a\.txt', with no source after the name"),
-        ("a text:1", r"line 'a text:1', with a name that is not of the form KEY\.FIELD"),
-        (".a.txt text:1", r"not of the form KEY\.FIELD"),
+        ("a text:1", r"line 'a text:1', with a name that is not KEY\.FIELD"),
+        (".a.txt text:1", r"a name that is not KEY\.FIELD"),
     ],
 )
 def test_an_invalid_line_of_a_recipe(line: str, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Convert many shards in parallel, and resume after any interruption."""
+"""Convert many shards in parallel, and resume after interruptions."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ Function: TypeAlias = Callable[[Sample], "Sample | Iterable[Sample] | None"]
 WholeShards: TypeAlias = "Callable[[Iterator[Sample]], Iterable[Sample]]"
 IfChanged: TypeAlias = Literal["raise", "redo", "keep"]
 
-#: The most failures that a message lists.
+#: The maximum number of failures in a message.
 MAX_LISTED = 10
-#: The placeholder for the name of the input in a pattern.
+#: The placeholder for the input's name in a pattern.
 NAME = "{name}"
 
 
@@ -51,7 +51,7 @@ class ShardSamples:
     options: RunOptions
 
     def version(self, item: str) -> str:
-        """Return name, size and ETag or modification time of a shard, or an empty string if it cannot be opened."""
+        """Return a shard's name, size, and ETag or modification time, or an empty string if it cannot be opened."""
         try:
             facts = file_facts(item, storage_options=self.options.read_options)
         except ShardOpenError:
@@ -90,45 +90,45 @@ def convert_shards(
     journal: str | os.PathLike[str] | None = None,
     **options: Unpack[RunKeywords],
 ) -> list[ConvertedShard]:
-    """Map all samples of many shards in parallel, and write one shard for each.
+    """Map all samples of many shards in parallel, and write an output shard for each.
 
-    A shard appears when it is complete, even without samples, so that the numbers have no gaps. A shard that fails, or
-    whose process dies, is retried after the others. Shards that fail for good raise an error at the end, after all
-    others are converted.
+    A shard appears once it is complete, even without samples, so that the numbers have no gaps. A shard that fails, or
+    whose process dies, is retried after the others. Shards that fail permanently raise an error at the end, after all
+    others have been converted.
 
-    A journal records each finished shard, and a second call converts only those that are not in the journal, or do not
+    A journal records each finished shard. A second call converts only shards that are not in the journal or do not
     exist with the recorded size. An interrupted and resumed conversion writes the same bytes as an uninterrupted one,
     provided that the function is deterministic. Two conversions cannot use the same journal at the same time.
 
     Args:
-        function: maps a sample to a sample, ``None`` to drop it, or several samples, for example as a generator.
+        function: maps a sample to a sample, to ``None`` to drop it, or to several samples, for example as a generator.
         shards: a pattern as in `ShardList`, but without variables, or an iterable of URLs, such as a `ShardList`.
-        output: a folder for shards of the same names, with a slash at the end unless it exists; a pattern with
-            ``{name}`` for the name without extensions such as ``.tar``; or one with ``%06d`` for the number. Local
-            folders are created. Existing shards that are not in the journal are overwritten.
-        whole_shards: the function gets an iterator of all samples of a shard, and yields samples.
-        decode: decode the fields first, with these decoders as in ``wds_decode``; ``[]`` uses the basic decoders alone.
+        output: a folder for shards with the same names, with a trailing slash unless it exists; a pattern with
+            ``{name}`` for the name without extensions such as ``.tar``; or a pattern with ``%06d`` for the number.
+            Local folders are created. Existing shards that are not in the journal are overwritten.
+        whole_shards: pass the function an iterator over all samples of a shard; it yields samples.
+        decode: decode the fields first, with these decoders, as in ``wds_decode``; ``[]`` uses only the basic decoders.
             By default, all fields are bytes.
-        on_error: how to handle samples that cannot be read, mapped or written, and truncated shards, as in all stages.
-            Skipped samples are missing for good, as their shards count as finished. A handler is called in this
+        on_error: how to handle truncated shards and samples that cannot be read, mapped or written, as in all stages.
+            Skipped samples are missing permanently, because their shards count as finished. A handler is called in this
             process when the shard is written, and cannot end it.
-        if_changed: how to handle finished shards made with a different function, options or input: ``"raise"``,
-            ``"redo"`` or ``"keep"`` them. Functions are compared by their code, defaults and closures, but not the
-            functions that they call; inputs by name, size and modification time, or the ETag of their store.
-        executor: any executor of ``concurrent.futures``, such as Dask's ``client.get_executor()``, or ``mpi4py``'s. The
-            function is pickled for it. By default, processes are forked.
+        if_changed: what to do with finished shards whose function, options or input have changed: ``"raise"`` an error,
+            ``"redo"`` or ``"keep"`` them. Functions are compared by code, defaults and closures, but not by the
+            functions that they call. Inputs are compared by name, size, and modification time or ETag.
+        executor: any executor of ``concurrent.futures``, such as Dask's ``client.get_executor()`` or that of
+            ``mpi4py``, for which the function is pickled. By default, processes are forked.
         num_workers: the number of worker processes, by default one per CPU; 0 converts in this process. With an
-            executor, the number of shards submitted at once.
-        on_result: called in this process for each finished shard, in any order, and first for those finished by an
-            earlier call.
-        journal: the local path of the journal; for local shards, it is next to them by default.
+            executor, it is the number of shards submitted at once.
+        on_result: called in this process for each finished shard, in any order, starting with those that an earlier
+            call finished.
+        journal: the local path of the journal; by default, it is next to the shards, if they are local.
         options: the arguments of `WriteOptions`: ``compress``, ``encoder``, ``index``, ``key_rule`` (for reading, too),
-            ``storage_options`` and so on. ``digest`` is true by default. And these: ``retries=2``, how often a shard is
-            retried, unless the error is deterministic, such as a TypeError of the function; ``remove_old=True`` removes
-            surplus numbered shards of an earlier, larger run after all are converted, which by default raise an error
-            before anything is written; ``input_options``, the storage options of the input, if they differ; ``limits``,
-            the limits on memory and header sizes for reading, see `ReadLimits`; ``progress=False`` shows no progress
-            bar.
+            ``storage_options`` and so on; ``digest`` is true by default. In addition: ``retries=2``, the number of
+            retries per shard, unless the error is deterministic, such as a TypeError of the function;
+            ``remove_old=True``, to remove surplus numbered shards of an earlier, larger run at the end, instead of
+            raising an error before anything is written; ``input_options``, the storage options of the input, if they
+            differ; ``limits``, the limits on memory and header sizes for reading, see `ReadLimits`; and
+            ``progress=False``, to hide the progress bar.
 
     Returns:
         All shards, in the order of the input.
@@ -217,7 +217,7 @@ def _conversion_error(failures: Mapping[str, BaseException], shards: int, retrie
 
 
 def make_output_names(urls: Sequence[str], output: str | os.PathLike[str]) -> tuple[str, list[str]]:
-    """Return the pattern of the output shards, and the name of each.
+    """Return the pattern of the output shards, and their names.
 
     >>> make_output_names(["data/a.tar", "data/b.tar.gz"], "out/")
     ('out/{name}', ['out/a.tar', 'out/b.tar.gz'])

@@ -39,7 +39,7 @@ class PlannedSamples:
     options: RunOptions
 
     def version(self, item: int) -> str:
-        """Return a digest of the keys of the samples of a shard, and of their files."""
+        """Return a digest of the keys and files of a shard's samples."""
         stamps = array("Q", (self.plan.stamps[at] for at in self.plan.shard(item)))
         return hashlib.sha256(stamps.tobytes()).hexdigest()
 
@@ -64,7 +64,7 @@ class PlannedSamples:
         planned = self.plan.payloads[at]
         if planned not in (-1, size):
             raise SampleSourceError(
-                f"{spec.location} has changed since it was measured: its fields had {planned} bytes, and now have "
+                f"{spec.location} has changed since it was measured: its fields had {planned} bytes, but now have "
                 f"{size}. Wait until nothing writes to these files, and try again"
             )
         return {**sample, "__url__": spec.location}
@@ -87,35 +87,35 @@ def create_shards(
 ) -> list[ConvertedShard]:
     """Write the samples of a source to shards in parallel.
 
-    All samples are measured and assigned to shards first, so each shard has the same bytes regardless of the number of
-    workers, and the same as from `ShardWriter`. A shard appears when it is complete: after an error or Ctrl-C, finished
-    shards remain, and no partial ones.
+    All samples are first measured and assigned to shards, so each shard has the same bytes for any number of workers,
+    and the same as from `ShardWriter`. A shard appears once it is complete: after an error or Ctrl-C, there are only
+    finished shards, no partial ones.
 
     Args:
         source: the samples.
-        output: a pattern such as ``%06d.tar``. Without a placeholder for the number, one archive of any size is
+        output: a pattern such as ``%06d.tar``. Without a placeholder for the number, a single archive of any size is
             written. Local folders are created.
         maxcount: the maximum number of samples in a shard.
         maxsize: the maximum size of a shard in bytes, including headers and before compression; a single sample may be
             larger. The output of commands counts as 0 bytes; with a function, the size of its input counts.
-        function: maps each sample to a sample, ``None`` to drop it, or several samples. Values are encoded by the names
-            of their fields. Without a function, files are written unchanged.
-        decode: decode the fields first, with these decoders as in ``wds_decode``; ``[]`` uses the basic decoders alone.
+        function: maps each sample to a sample, to ``None`` to drop it, or to several samples. Values are encoded by the
+            names of their fields. Without a function, files are written unchanged.
+        decode: decode the fields first, with these decoders, as in ``wds_decode``; ``[]`` uses only the basic decoders.
             By default, the function gets bytes.
         rekey: a pattern for new keys with ``{number}``, the position in the source, ``{key}``, and ``{name}``, the last
             part of the key.
         seed: shuffle the samples with this seed.
         on_error: how to handle samples that cannot be written, as in all stages. A sample skipped during writing is
-            missing from its shard; other shards are not affected. A handler is called in this process, and cannot end
-            a shard.
+            missing from its shard; other shards are not affected. A handler is called in this process and cannot end a
+            shard.
         num_workers: the number of worker processes, by default one per CPU; 0 writes in this process.
-        resume: record finished shards in a journal, and write only those that are missing or outdated: ``True`` for a
-            file next to local shards, or the path of a local file.
+        resume: record finished shards in a journal, and write only missing or outdated shards: ``True`` for a file next
+            to local shards, or the path of a local file.
         options: the arguments of `WriteOptions`: ``compress``, ``encoder``, ``index``, ``storage_options`` and so on.
-            And these: ``remove_old=True`` removes surplus shards of an earlier, larger run at the end, which by default
-            raise an error before anything is written; ``input_options``, the storage options of the files of the
-            samples, if they differ; ``retries=0``, how often a shard is retried; ``limits``, the limits for decoding;
-            ``progress=False`` shows no progress bar.
+            In addition: ``remove_old=True``, to remove surplus shards of an earlier, larger run at the end, instead of
+            raising an error before anything is written; ``input_options``, the storage options of the samples' files,
+            if they differ; ``retries=0``, the number of retries per shard; ``limits``, the limits for decoding; and
+            ``progress=False``, to hide the progress bar.
 
     Returns:
         All shards, in order.
@@ -150,9 +150,7 @@ def create_shards(
         check_pattern(text, maxcount=maxcount, maxsize=maxsize)
     check_optional_integer("num_workers", num_workers, 0)
     if decode is not None and function is None:
-        raise ValueError(
-            "decode requires a function, which gets the decoded values. Without one, files are written unchanged"
-        )
+        raise ValueError("decode requires a function for the decoded values. Without one, files are written unchanged")
     writing = RunOptions(**{"encoder": function is not None, **options})  # type: ignore[arg-type]  # mypy mixes them
     policy = ErrorPolicy(on_error, "create_shards")
     with closing(SpecFile()) as specs:

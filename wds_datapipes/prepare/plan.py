@@ -1,4 +1,4 @@
-"""The plan of new shards: the order of the samples, and the shard of each."""
+"""The plan for new shards: the order of the samples, and the shard of each."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from wds_datapipes.tar.header_writer import END, TOO_LARGE, HeaderWriter
 from wds_datapipes.writing.options import WriteOptions
 from wds_datapipes.writing.packers import TarSamplePacker
 
-#: How many specs are loaded before measuring their files, the number of threads, and the specs per task.
+#: The number of specs to load before measuring their files, the number of threads, and the number of specs per task.
 AT_ONCE, THREADS, BATCH = 8192, 16, 128
 #: The advice for keys that cannot be written.
 NEW_KEYS = 'pass rekey="{number:08d}" for new keys'
 
 
 class SpecFile:
-    """Specs of samples in an anonymous temporary file, which forked processes read at any position."""
+    """Specs of samples in an anonymous temporary file, which forked processes can read at any position."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115  close closes it
@@ -58,7 +58,7 @@ class SpecFile:
 
 
 class Plan(NamedTuple):
-    """The shards to write: a few numbers for each sample, and a file with their specs."""
+    """The shards to write: a few numbers per sample, and a file with the specs."""
 
     #: The positions of the samples in the source, in the order of writing.
     order: array[int]
@@ -66,9 +66,9 @@ class Plan(NamedTuple):
     payloads: array[int]
     #: The stamp of each sample, by its position in the source; see `MeasuredSample`.
     stamps: array[int]
-    #: The end of each shard in ``order``.
+    #: The position in ``order`` at which each shard ends.
     ends: list[int]
-    #: The specs, by their positions in the source.
+    #: The specs, by position in the source.
     specs: SpecFile
 
     def shard(self, number: int) -> array[int]:
@@ -89,7 +89,7 @@ def make_plan(
     storage_options: Mapping[str, Any] | None = None,
     on_measured: Callable[[int, int], object] | None = None,
 ) -> Plan:
-    """Measure all samples, and assign them to shards as `ShardWriter` does.
+    """Measure all samples, and assign them to shards like `ShardWriter`.
 
     Args:
         source: the samples.
@@ -100,8 +100,8 @@ def make_plan(
         seed: shuffle the samples with this seed.
         key_rule: splits member names into keys and fields when the shards are read.
         policy: handles samples that cannot be written.
-        storage_options: passed to the file systems of the samples.
-        on_measured: called with the number of samples measured, and the size of their fields.
+        storage_options: options for the file systems of the samples.
+        on_measured: called with the number of samples measured and the size of their fields.
 
     Raises:
         SampleSourceError: a file does not exist, two samples have the same key, or a key has invalid characters.
@@ -166,7 +166,7 @@ def _measure_all(
         return spec._replace(key=rekey.format(number=number, key=spec.key, name=spec.key.rpartition("/")[2]))
 
     numbered = enumerate(source)
-    with ThreadPoolExecutor(THREADS) as pool:  # remote stores have a latency for each file
+    with ThreadPoolExecutor(THREADS) as pool:  # remote stores have a latency per file
         while specs := [replace_key(*each) for each in islice(numbered, AT_ONCE)]:
             batches = [specs[at : at + BATCH] for at in range(0, len(specs), BATCH)]
             for batch, found in zip(batches, pool.map(measure, batches), strict=True):
@@ -175,7 +175,7 @@ def _measure_all(
 
 
 def _size(spec: SampleSpec, found: MeasuredSample, packer: TarSamplePacker, headers: HeaderWriter) -> int:
-    """Return the size of a sample in an archive, and reject one that would not be read back unchanged."""
+    """Return the size of a sample in an archive; reject a sample that would not be read back unchanged."""
     key = spec.key
     try:
         key.encode()
@@ -196,7 +196,7 @@ def _size(spec: SampleSpec, found: MeasuredSample, packer: TarSamplePacker, head
 def _repeated_keys(
     specs: SpecFile, hashes: np.ndarray[tuple[int], np.dtype[np.int64]], bad: Iterable[int]
 ) -> Iterator[tuple[int, SampleSourceError]]:
-    """Yield the samples with a key that an earlier sample has."""
+    """Yield the samples whose key an earlier sample has."""
     good = np.ones(len(hashes), bool)
     good[list(bad)] = False
     numbers = np.flatnonzero(good)

@@ -1,4 +1,4 @@
-"""Planned cache: which copies of shards a host downloads and evicts, with the rules of the loader's cache."""
+"""Simulate a host's cache: which copies of shards it downloads and evicts, by the rules of the loader's cache."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from wds_datapipes.shard_cache.entry import STALE_PASSES
 
 
 class PlannedCache:
-    """The copies on a host, as `CacheFolder` keeps them for the `DatasetReader` of each worker.
+    """The copies on a host that `CacheFolder` keeps for the `DatasetReader` of each worker.
 
-    A worker pins the copies of the shards that it reads now, and of those that it has read just before. Of the others,
-    those are evicted first that were not used in the last passes, then those that were used in this pass, as `Passes`
-    says. The least recently opened comes first.
+    A worker pins the copies of the shards that it is reading and of those that it has just read. Of the others, copies
+    not used in the last passes are evicted first, and then those used in this pass, as `Passes` describes, starting
+    with the least recently opened one.
 
     Args:
         sizes: the sizes of all shards in bytes.
-        max_bytes: the most bytes of the copies.
-        open_shards: the most shards that a worker keeps open.
+        max_bytes: the maximum total size of the copies, in bytes.
+        open_shards: the maximum number of shards that a worker keeps open.
 
     Examples:
         >>> cache = PlannedCache([5, 5], max_bytes=5, open_shards=1)
@@ -30,20 +30,20 @@ class PlannedCache:
     def __init__(self, sizes: Sequence[int] | Numbers, max_bytes: int, open_shards: int) -> None:
         self._sizes, self._max_bytes, self._open_shards = sizes, max_bytes, open_shards
         self._free = max_bytes
-        #: The copies, in the order of their last use, and the pass of it: before this pass, and in it.
+        #: The copies, in the order of their last use, with the pass of that use: before the current pass, and in it.
         self._earlier, self._used = OrderedDict[int, int](), OrderedDict[int, int]()
         self._pass = 0
 
     def read_epoch(self, runs: Iterable[tuple[int, Sequence[int]]]) -> list[int]:
-        """Return the shards that are downloaded in an epoch, and those that are read from the store for lack of space.
+        """Return the shards downloaded in an epoch, including those read from the store for lack of space.
 
         Args:
-            runs: the worker, and the shards that it reads one after the other, in the order of all workers.
+            runs: each worker with the shards that it reads one after the other, in the order of all workers.
         """
         self._earlier.update(self._used)
         self._used.clear()
         self._pass += 1
-        opened = defaultdict[int, OrderedDict[int, bool]](OrderedDict)  # of each worker, and whether from a copy
+        opened = defaultdict[int, OrderedDict[int, bool]](OrderedDict)  # per worker, and whether from a copy
         pins, before = Counter[int](), defaultdict[int, set[int]](set)
         downloads, unstored = [], set[int]()
         for worker, shards in runs:
@@ -70,7 +70,7 @@ class PlannedCache:
         return [*downloads, *sorted(unstored)]
 
     def _reserve(self, size: int, pins: Counter[int]) -> bool:
-        """Evict copies until there is space for another one; return whether there is, and take it."""
+        """Evict copies until another one fits, and reserve its space; return whether that succeeded."""
         if size > self._max_bytes:
             return False
         while self._free < size:

@@ -25,11 +25,11 @@ from wds_datapipes.parallel.progress import human_bytes
 from wds_datapipes.samples.sample_log import describe
 from wds_datapipes.types import Sample
 
-#: Gzip data may decompress to 64 MiB.
+#: Compressed fields may decompress to at most 64 MiB.
 LIMITS = ReadLimits(member_bytes=64 << 20)
-#: The length of a line of JSON.
+#: JSON up to this length is shown on one line.
 LINE = 72
-#: Marks a value that JSON does not support.
+#: The marker around a value that JSON does not support.
 MARKED = "\N{LEFT-POINTING DOUBLE ANGLE QUOTATION MARK}{}\N{RIGHT-POINTING DOUBLE ANGLE QUOTATION MARK}"
 
 
@@ -38,7 +38,7 @@ class Preview(NamedTuple):
 
     Attributes:
         kind: the kind of data, in a few words.
-        text: the content, in one or several lines; empty if the kind says it all, or for a picture.
+        text: the content, in one or more lines; empty for a picture, or if the kind says everything.
         picture: a thumbnail, ``"RGB"`` or ``"RGBA"``.
         error: why the field cannot be decoded.
         field: the field's name.
@@ -54,15 +54,16 @@ class Preview(NamedTuple):
 
 
 def preview_field(field: str, data: bytes, *, characters: int = 2000, pixels: int = 256) -> Preview:
-    """Describe a field without raising, whatever it contains. Code in the data is never run.
+    """Describe a field without ever raising an error or running code in the data.
 
     >>> preview_field("cls", b"7")
     Preview(kind='int', text='7', picture=None, error='', field='cls', size=1)
     >>> preview_field("pkl", b"not even a pickle").error
-    'not decoded, as decoding can run code'
+    'not decoded, because decoding can run code'
 
     Args:
-        field: the field's name; its last extension selects the decoder, a final ``.gz`` means that it is compressed.
+        field: the field's name; its last extension selects the decoder, and a final ``.gz`` means that it is
+            compressed.
         data: the field's bytes.
         characters: the approximate length of the text.
         pixels: the longest side of the thumbnail.
@@ -76,13 +77,13 @@ def preview_field(field: str, data: bytes, *, characters: int = 2000, pixels: in
         found = Preview(_kind_of(content))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            warnings.simplefilter("error", Image.DecompressionBombWarning)  # it may exhaust the memory
+            warnings.simplefilter("error", Image.DecompressionBombWarning)  # may exhaust memory
             found = _preview_bytes(name.rpartition(".")[2], content, characters, pixels)
     except MissingDependencyError as error:
         found = found._replace(error=str(error))
     except RecursionError:
         found = found._replace(error="it is nested too deeply")
-    except Exception as error:  # noqa: BLE001  decoders raise all kinds of errors
+    except Exception as error:  # noqa: BLE001  decoders may raise anything
         found = found._replace(error=f"{type(error).__name__}: {error}")
     text = found.text if len(found.text) <= characters else f"{found.text[:characters]}..."
     return Preview(prefix + found.kind, text, found.picture, found.error[:500], field, len(data))
@@ -98,33 +99,33 @@ def _preview_bytes(extension: str, data: bytes, characters: int, pixels: int) ->
     if extension in AUDIO_EXTENSIONS or extension in VIDEO_EXTENSIONS:
         return Preview("audio" if extension in AUDIO_EXTENSIONS else "video")
     if extension in UNSAFE:
-        return Preview("pickle", error="not decoded, as decoding can run code")
+        return Preview("pickle", error="not decoded, because decoding can run code")
     codec = find_codec(extension)
     return _preview_text(data, characters) if codec is None else _preview_value(codec.decode(data))
 
 
 def _preview_image(data: bytes, pixels: int) -> Preview:
-    """Describe an image; a truncated one still has a size."""
+    """Describe an image, with its size even if it is truncated."""
     with open_image(data) as image:
         frames = getattr(image, "n_frames", 1)
         kind = f"{image.format} image, {image.width} x {image.height}, {image.mode}"
         kind += f", {frames} frames" if frames > 1 else ""
     try:
         picture = ImageDecoder("pilrgba", min_size=pixels).decode(data)
-    except Exception as error:  # noqa: BLE001  damaged images raise all kinds of errors
+    except Exception as error:  # noqa: BLE001  damaged images may raise anything
         return Preview(kind, error=f"{type(error).__name__}: {error}")
     return Preview(kind, picture=_make_thumbnail(picture, pixels))
 
 
 def _make_thumbnail(picture: Image.Image, pixels: int) -> Image.Image:
-    """Scale a picture down, and drop an alpha channel that is opaque everywhere."""
+    """Scale down a picture, and drop a fully opaque alpha channel."""
     picture.thumbnail((pixels, pixels), Image.Resampling.BICUBIC)
     has_alpha = picture.mode == "RGBA" and picture.getchannel("A").getextrema() != (255, 255)
     return picture if has_alpha else picture.convert("RGB")
 
 
 def _preview_text(data: bytes, characters: int) -> Preview:
-    """Describe bytes without a codec, as text if they look like it."""
+    """Describe bytes that have no codec, as text if they look like text."""
     try:
         text = data[: 4 * characters].decode("utf-8", "strict" if len(data) <= 4 * characters else "ignore")
     except UnicodeDecodeError:
@@ -163,16 +164,16 @@ def _describe_value(value: Any) -> str:
     return MARKED.format(describe(value))
 
 
-#: Pictures up to this size are enlarged without smoothing.
+#: Pictures up to this size in pixels are enlarged without smoothing.
 SMALL = 64
-#: The longest text of a field in a notebook, in characters, and the longest side of a picture in pixels.
+#: In a notebook: the maximum length of a text in characters, and of the longer side of a picture in pixels.
 CHARACTERS, PIXELS = 300, 192
-#: Control characters, those that change the direction of text, and surrogates.
+#: Control characters, including those that change the text direction, and surrogates.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def escape_text(text: str) -> str:
-    r"""Escape a text for HTML, also for attributes, and show control characters.
+    r"""Escape a text for HTML and its attributes, and make control characters visible.
 
     >>> print(escape_text("<b>\x1b"))
     &lt;b&gt;\x1b
@@ -189,9 +190,9 @@ def picture_url(picture: Image.Image) -> str:
 
 
 def samples_as_html(samples: Iterable[Sample]) -> str:
-    """Return a card for each sample: thumbnails, texts and arrays, encoded or decoded. Contents are never run.
+    """Return an HTML card for each sample, with thumbnails, texts and arrays; code in the data is never run.
 
-    The page has the styles of their classes.
+    The fields may be encoded or decoded. The page must contain the styles of the CSS classes.
     """
     return f"<div>{''.join(map(_card, samples))}</div>"
 

@@ -1,4 +1,4 @@
-"""Reorder a dataset: permute the index entries of all shards, and read each sample by its offset."""
+"""Reordering a dataset: permutes the index entries of all shards, and reads each sample by its offset."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-#: How many samples are planned to be read at a time.
+#: The number of samples whose reads are planned at a time.
 CHUNK = 4096
 
 
@@ -40,12 +40,12 @@ class FieldSortKey:
     Text is compared by code points.
 
     Args:
-        by: ``"key"``, or the name of a field; ``".key"`` is the field of that name.
+        by: ``"key"``, or the name of a field; ``".key"`` refers to a field named ``key``.
         numeric: parse text as numbers.
         reverse: sort in descending order.
 
     Raises:
-        ValueError: ``by`` names no field.
+        ValueError: ``by`` is empty or ``"__key__"``.
 
     Examples:
         >>> sort_key = FieldSortKey("cls", numeric=True)
@@ -83,19 +83,19 @@ class FieldSortKey:
 
 
 class SampleEntries:
-    """The index entries of all samples of a dataset, reordered in memory.
+    """Reorders the samples of a dataset by their index entries, in memory.
 
-    Memory grows with the number of samples, not with their size.
+    Memory use grows with the number of samples, not with their size.
 
     Args:
-        urls: the shards, uncompressed and with random access.
+        urls: the shards, which must be uncompressed and support random access.
         rekey: a pattern for new keys, as in `Subset`; ``number`` counts the samples of the input.
         on_fault: called with the error of each skipped shard or sample; by default, errors are raised.
         progress: show a progress bar if standard error is a terminal and rich is installed.
         scan: the arguments of `ScanOptions`: ``key_rule``, ``end_marker``, ``storage_options`` and ``limits``.
 
     Raises:
-        ShardError: a shard cannot be read, or has no random access.
+        ShardError: a shard cannot be read, or does not support random access.
         SampleError: a sample has a repeated field, is split into parts, or cannot be written, or two samples have the
             same key.
 
@@ -134,8 +134,8 @@ class SampleEntries:
         return len(self._order)
 
     def shuffle(self, seed: int) -> None:
-        """Shuffle the samples uniformly, by a permutation that depends only on the seed."""
-        # NumPy guarantees the stream of a bit generator across versions, but not its permutations.
+        """Shuffle the samples uniformly with a permutation that depends only on the seed."""
+        # NumPy guarantees stable streams of its bit generators across versions, but not stable permutations.
         draws = np.random.Philox(seed).random_raw(self._ends[-1] if self._ends else 0)
         self._order.sort(key=draws.__getitem__)
 
@@ -195,7 +195,7 @@ class SampleEntries:
         return make_key(self._rekey, number, sample) if self._rekey else sample["__key__"]
 
     def _read_in_order(self, fields: Sequence[str] | None = None) -> Iterator[tuple[int, Sample]]:
-        """Yield the number of each sample, and the sample, with empty bytes as fields other than the given ones."""
+        """Yield each sample with its number, in order; all fields except the given ones are empty bytes."""
         order, ends = np.array(self._order, np.int64), np.array([0, *self._ends])
         shards = np.searchsorted(ends, order, "right") - 1
         numbers, cuts = order - ends[shards], range(CHUNK, len(order), CHUNK)
@@ -222,7 +222,7 @@ class _IndexedShards(DatasetReader):
 
 
 def _index_shard(url: str, options: ScanOptions) -> ShardContents:
-    """Return the contents of a shard from the index next to it, if that is valid, or from its headers."""
+    """Return the contents of a shard from its sidecar index if that is valid, and otherwise from its headers."""
     storage_options = options.storage_options
     try:
         has_access = has_random_access(url, storage_options=storage_options)

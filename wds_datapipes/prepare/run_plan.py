@@ -1,4 +1,4 @@
-"""Plan of a run: what its hosts read and hold, computed from the order of its samples without reading them."""
+"""Plan of a run: what its hosts read and store, computed from the sample order without reading the data."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ from wds_datapipes.io.prefetch import READ_AHEAD_BYTES
 from wds_datapipes.prepare.planned_cache import PlannedCache
 from wds_datapipes.seeds import derived_seed
 
-#: The most samples of a host for which the order is computed, in each epoch. Beyond that, some of each batch stand for
-#: all, and some workers.
+#: The maximum number of samples per host and epoch for which the order is computed. With more samples, part of each
 MAX_SAMPLES = 1 << 18
-#: The samples that a worker of a host reads before the next one does.
+#: The number of samples that a worker reads before it is the next worker's turn.
 TURN = 1024
-#: The size of an index in memory, in bytes for each sample of a shard with two fields.
+#: The memory of an index in bytes per sample, for samples with two fields.
 INDEX_BYTES = 100
-#: Bounds beyond which a figure causes a warning.
+#: Figures beyond these bounds cause a warning.
 MAX_OPENS, MAX_LOSS, MIN_SPREAD = 0.05, 0.01, 64
 
 _COUNTS = (
@@ -45,18 +44,18 @@ class RunShape:
 
     Args:
         hosts: the number of hosts.
-        ranks_per_host: the number of ranks on each.
-        num_workers: the number of workers of each rank.
-        global_batch_size: the number of samples in a batch of all ranks together.
+        ranks_per_host: the number of ranks on each host.
+        num_workers: the number of workers per rank.
+        global_batch_size: the number of samples in the batches of all ranks together.
         order: the order of the samples.
         lanes: the number of lanes.
         window_shards: the number of shards that ``order="window"`` shuffles together.
-        remainder: what to do with the samples after the last whole batch.
-        open_shards: the most shards that a process keeps open.
-        read_ahead: how many bytes of samples a process holds.
-        cache_bytes: the most bytes of the copies on each host; None if there is no cache.
+        remainder: what to do with the samples after the last full batch.
+        open_shards: the maximum number of shards that a process keeps open.
+        read_ahead: the size of the samples that a process reads ahead, in bytes.
+        cache_bytes: the maximum total size of the copies on each host, in bytes; None means no cache.
         epochs: the number of epochs.
-        steps_per_s: how many batches are consumed in a second.
+        steps_per_s: the number of steps per second.
         seed: the seed of the run.
 
     Raises:
@@ -95,22 +94,23 @@ class RunShape:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What each host of a run reads and holds. The figures are those of its first host.
+    """What each host of a run reads and stores, measured on its first host.
 
     Attributes:
-        steps: the number of steps of an epoch.
-        unread: the number of samples that an epoch drops, or repeats to fill up its last batch.
-        idle_workers: the number of workers of each rank that have no batch.
-        shards_per_batch: the number of shards of which a global batch has samples.
-        shards_per_host: the number of shards of which a host has samples, in an epoch and in all epochs.
-        opens_per_sample: how often a worker opens a shard, and reads its index, for each sample.
-        requests_per_sample: the number of requests to the store for each sample, without a cache.
-        requests_per_s: the same for all hosts in a second.
-        bytes_per_epoch: the bytes that a host fetches in each epoch: samples, or copies of shards with a cache.
-        hit_rates: the part of the copies that a host needs in each epoch and finds in its cache; empty without one.
-        cache_bytes: the bytes of copies that make all of them but the first one hits.
-        worker_bytes: the memory of a worker for open indexes and samples that are read ahead, in bytes.
-        warnings: what is bad about this shape, and which argument to change.
+        steps: the number of steps per epoch.
+        unread: the number of samples that an epoch drops, or repeats to fill its last batch.
+        idle_workers: the number of workers of each rank that get no batch.
+        shards_per_batch: the number of shards that contribute samples to a global batch.
+        shards_per_host: the number of shards from which a host reads, per epoch and in all epochs.
+        opens_per_sample: the number of shards that a worker opens, including their indexes, per sample.
+        requests_per_sample: the number of requests to the storage per sample, without a cache.
+        requests_per_s: the requests of all hosts per second.
+        bytes_per_epoch: the bytes that a host fetches in each epoch, either samples or, with a cache, whole shards.
+        hit_rates: the fraction of the shards needed in each epoch that a host finds in its cache; empty without a
+            cache.
+        cache_bytes: the size of a cache in which every epoch after the first finds all its shards, in bytes.
+        worker_bytes: the memory of a worker for open indexes and for samples read ahead, in bytes.
+        warnings: problems of this shape, and which argument to change.
     """
 
     steps: int
@@ -129,15 +129,15 @@ class RunPlan:
 
 
 def plan_run(manifest: Manifest, shape: RunShape) -> RunPlan:
-    """Return what each host of a run reads and holds, computed from the order of its samples.
+    """Return what each host of a run reads and stores, computed from the order of the samples.
 
     Args:
         manifest: the dataset, with the sizes of its shards.
         shape: the run.
 
     Raises:
-        ValueError: the run is impossible, such as one whose ranks cannot share a batch evenly; or the manifest lacks
-            the sizes of shards.
+        ValueError: the run is impossible, for example because its ranks cannot share a batch evenly; or the manifest
+            lacks shard sizes.
 
     Examples:
         >>> from wds_datapipes.index.manifest import ManifestEntry
@@ -215,7 +215,7 @@ class _Planner:
         return RunPlan(**{**vars(plan), "warnings": tuple(self.warnings(plan))})
 
     def runs_of_host(self, order: LaneOrder) -> list[tuple[int, Numbers]]:
-        """Return the shards that the workers of the first host read one after the other, in parts, by turns."""
+        """Return the shards that each worker of the first host reads in its successive turns."""
         shape, every = self.shape, min(-(-self.steps * self.own // MAX_SAMPLES), self.own)
         shares = [
             chain.from_iterable(
@@ -233,7 +233,7 @@ class _Planner:
         return runs
 
     def reads(self, order: LaneOrder) -> tuple[float, float, float]:
-        """Return how often a worker opens a shard for each sample, its requests for each, and the bytes it fetches."""
+        """Return the numbers of opened shards, of requests and of fetched bytes, each per sample of a worker."""
         done = opens = ranges = between = 0
         ahead = max(int(self.shape.read_ahead // PARTS / self.sample_bytes), 1)
         gap = 1 + gap_of(self.sample_bytes, MAX_REQUEST_GAP_BYTES) / self.sample_bytes
@@ -251,25 +251,25 @@ class _Planner:
                     opened.move_to_end(shard)
                     if len(opened) > self.shape.open_shards:
                         opened.popitem(last=False)
-                for start in range(0, len(shards), ahead):  # those that are read ahead together
+                for start in range(0, len(shards), ahead):  # samples that are read ahead together
                     some, of = numbers[start : start + ahead], shards[start : start + ahead]
                     by_place = np.lexsort((some, of))
                     steps = np.diff(some[by_place])
                     is_next = (np.diff(of[by_place]) == 0) & (steps <= gap)
                     ranges += len(some) - int(is_next.sum())
-                    between += int((steps[is_next] - 1).sum())  # samples that are fetched with those around them
+                    between += int((steps[is_next] - 1).sum())  # samples fetched only because they lie between others
                 done += len(positions)
             if done > MAX_SAMPLES:
                 break
         return opens / max(done, 1), (opens + ranges) / max(done, 1), (1 + between / max(done, 1)) * self.sample_bytes
 
     def warnings(self, plan: RunPlan) -> Iterator[str]:
-        """Yield what is bad about a plan, and which argument to change."""
+        """Yield the problems of a plan, and which argument to change."""
         shape, total = self.shape, len(self.counts)
         fair = -(-total // shape.hosts)
         if plan.idle_workers:
             yield (
-                f"{plan.idle_workers} of {shape.num_workers} workers have no batch, as an epoch has {plan.steps}: "
+                f"{plan.idle_workers} of {shape.num_workers} workers get no batch: an epoch has only {plan.steps}; "
                 "choose a smaller num_workers or global_batch_size"
             )
         if shape.hosts > 1 and plan.shards_per_host[1] > 2 * fair:
@@ -277,10 +277,10 @@ class _Planner:
             divides = shape.global_batch_size % lanes == 0
             choice = f"lanes={lanes}" if divides else "lanes that the number of ranks divides"
             yield (
-                f"each host reads {plan.shards_per_host[1]} of {total} shards, where {fair} would do: choose {choice}"
+                f"each host reads {plan.shards_per_host[1]} of {total} shards, but needs only {fair}: choose {choice}"
             )
         if shape.lanes > 1 and shape.lanes % shape.ranks:
-            yield f"{shape.ranks} ranks do not divide {shape.lanes} lanes, so some ranks share the shards of a lane"
+            yield f"{shape.ranks} ranks do not divide {shape.lanes} lanes, so some ranks read the same shards"
         if plan.opens_per_sample > MAX_OPENS:
             window = 'order="window", ' if shape.order == "global" else ""
             yield (
@@ -288,12 +288,12 @@ class _Planner:
                 "a smaller window_shards, or a larger open_shards"
             )
         if plan.hit_rates and shape.epochs > 1 and min(plan.hit_rates[1:]) < 1 - MAX_OPENS:
-            yield f"the cache holds a part of what a host reads: choose cache_bytes={plan.cache_bytes}, or more lanes"
+            yield f"the cache is too small for what a host reads: choose cache_bytes={plan.cache_bytes}, or more lanes"
         if plan.unread > MAX_LOSS * self.samples:
             what = "repeats" if shape.remainder == "pad" else "drops"
             yield f"an epoch {what} {plan.unread} of {self.samples} samples: choose a smaller global_batch_size"
         if plan.shards_per_batch < min(MIN_SPREAD, shape.global_batch_size, total) // 2:
             yield (
-                f"a batch has samples of {plan.shards_per_batch} shards only: choose more lanes or a larger "
+                f"a batch has samples from only {plan.shards_per_batch} shards: choose more lanes or a larger "
                 "window_shards"
             )

@@ -67,17 +67,17 @@ class Source(Protocol):
     """Samples to write, in order."""
 
     def __iter__(self) -> Iterator[SampleSpec | Exception]:
-        """Yield the spec of each sample, or the error of one that has no valid spec."""
+        """Yield the spec of each sample, or an error for a sample without a valid spec."""
 
 
 class MeasuredSample(NamedTuple):
-    """The size of a sample, as far as known without reading it."""
+    """The size of a sample, as far as it is known before reading the sample."""
 
     #: The size of each field in bytes; an unknown size counts as 0.
     sizes: list[int]
-    #: Whether all sizes are known; that of a command's output is not.
+    #: Whether all sizes are known; the output size of a command is not.
     is_exact: bool
-    #: A 64-bit hash of the key, the names, sizes and modification times that changes when a file changes.
+    #: A 64-bit hash of the key, names, sizes and modification times, which changes when a file changes.
     stamp: int
 
 
@@ -105,7 +105,7 @@ def measure_sample(spec: SampleSpec, storage_options: Mapping[str, Any] | None =
             with _explained(field, part, spec):
                 known = file_facts(part.url, storage_options=storage_options)
             sizes.append(known.bytes)
-            facts = (redact(part.url), *known)  # a signed URL may have a new signature each time
+            facts = (redact(part.url), *known)  # without a signature, which may change
         else:
             sizes.append(len(part))
             facts = (part,)
@@ -136,7 +136,7 @@ def read_sample(spec: SampleSpec, storage_options: Mapping[str, Any] | None = No
 
 @contextmanager
 def _explained(field: str, part: FilePart | UrlPart, spec: SampleSpec) -> Iterator[None]:
-    """Say in errors which sample a file belongs to; those that concern all files stay, and are not skipped."""
+    """Add the sample and field to the errors of a file; errors that concern all files are raised unchanged."""
     try:
         yield
     except (OSError, ValueError, ShardError) as error:

@@ -1,4 +1,4 @@
-"""Shard contents: the index of a shard, as far as it is readable, and its faults."""
+"""Shard contents: the index of the readable part of a shard, and its faults."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from wds_datapipes.types import MemberTuple, Sample
 
 
 class ScanKeywords(TypedDict, total=False):
-    """The keyword arguments of `ScanOptions`, for functions that pass them on."""
+    """The keyword arguments of `ScanOptions`, for functions that forward them."""
 
     key_rule: KeyRule
     end_marker: EndMarker
@@ -34,11 +34,11 @@ class ScanKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class ScanOptions:
-    """How existing shards are read by functions that look at a whole dataset.
+    """How functions that examine a whole dataset read its shards.
 
     Attributes:
         key_rule: splits member names into keys and fields.
-        end_marker: ``"optional"`` accepts archives without the two blocks of zeros at their end.
+        end_marker: ``"optional"`` accepts archives without the two blocks of zeros at the end.
         storage_options: passed to remote file systems.
         limits: the limits on memory and header sizes, see `ReadLimits`.
     """
@@ -49,17 +49,17 @@ class ScanOptions:
     limits: ReadLimits = DEFAULT_LIMITS
 
     def read_samples(self, urls: Iterable[str], *, on_error: OnError = "raise", **grouping: Any) -> Iterator[Sample]:
-        """Yield the samples of shards, with their fields as bytes; ``grouping`` is for `group_samples`."""
+        """Yield the samples of shards, with their fields as bytes; ``grouping`` is passed to `group_samples`."""
         options = ReadOptions(
             end_marker=self.end_marker, on_error=on_error, storage_options=self.storage_options, limits=self.limits
         )
         return group_samples(read_shards(urls, options), key_rule=self.key_rule, on_error=on_error, **grouping)
 
 
-#: Reading without any option.
+#: The default options.
 DEFAULT_SCAN = ScanOptions()
 
-#: How many names of files that belong to no sample are recorded.
+#: The number of recorded names of files that belong to no sample.
 MAX_STRAY_NAMES = 3
 
 
@@ -89,12 +89,12 @@ class ShardFault(NamedTuple):
 
 @dataclass
 class ShardContents:
-    """The contents of a shard, by its headers.
+    """The contents of a shard according to its headers.
 
     Attributes:
         url: the shard.
-        index: the index of the samples. The index of a truncated shard ends before the last sample, which may lack a
-            field, and has no size.
+        index: the index of the samples. For a truncated shard, it has no size and omits the last sample, which may lack
+            a field.
         faults: the faults, in the order found.
         strays: the number of files that belong to no sample.
         stray_names: some of their names.
@@ -120,12 +120,12 @@ class ShardContents:
 def read_contents(url: str, options: ScanOptions = DEFAULT_SCAN, *, digest: bool = False) -> ShardContents:
     """Read the headers of a shard as far as possible, and record its faults.
 
-    The data are skipped if the shard supports range requests.
+    The data is skipped if the shard supports range requests.
 
     Args:
         url: the shard, a path or a URL.
         options: how it is read.
-        digest: compute the SHA-256 of the file, which reads all of it.
+        digest: compute the SHA-256 of the file, which requires reading all of it.
 
     Raises:
         UnknownSchemeError, MissingDependencyError: shards of this kind are not supported.

@@ -1,4 +1,4 @@
-"""Produce one shard in any process: read the samples of an input, map them, and write the results."""
+"""Producing one shard in any process: reads the samples of an input, maps them, and writes the results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class WrittenShard(NamedTuple):
     Attributes:
         info: the shard.
         read: the number of samples read.
-        errors: the skipped errors.
+        errors: the errors that were skipped.
         version: the version of the input.
     """
 
@@ -35,14 +35,14 @@ class WrittenShard(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardProducer:
-    """Writes a shard for an input, in any process.
+    """Writes the shard for an input, in any process.
 
     Attributes:
         read: yields the samples of an input, given an error policy.
-        version_of: returns a text that changes when an input changes.
-        function: maps a sample to a sample, ``None`` or several samples; ``None`` changes nothing.
-        whole_shards: the function gets an iterator of all samples instead, and yields samples.
-        raises: whether errors of samples are raised; otherwise they are returned with the shard.
+        version_of: returns a string that changes when an input changes.
+        function: maps a sample to a sample, ``None`` or several samples; without a function, samples are unchanged.
+        whole_shards: whether the function takes an iterator of all samples instead, and yields samples.
+        raises: whether errors of samples are raised; otherwise, they are returned with the shard.
         options: how shards are written.
     """
 
@@ -54,7 +54,7 @@ class ShardProducer:
     options: WriteOptions
 
     def __repr__(self) -> str:
-        """Show only the function, as executors log their tasks and the options may contain credentials."""
+        """Show only the function, because executors log their tasks, and the options may contain credentials."""
         return f"ShardProducer({getattr(self.function, '__qualname__', type(self.function).__name__)})"
 
     def __call__(self, item: Any, output: str, _attempt: str) -> WrittenShard:
@@ -65,7 +65,7 @@ class ShardProducer:
             portable = _portable(error)
             if portable is error:
                 raise
-        raise portable  # without a cause that cannot be pickled
+        raise portable  # without the cause, which cannot be pickled
 
     def _produce(self, item: Any, output: str) -> WrittenShard:
         errors: list[Exception] = []
@@ -109,7 +109,7 @@ class ShardProducer:
             try:
                 rule = f"the function must return a sample, samples or None, but {location} it returned"
                 results = _check_results(self.function(sample), rule)
-            except Exception as error:  # noqa: BLE001  of the user's function
+            except Exception as error:  # noqa: BLE001  the user's function may raise anything
                 note(error, location)
                 skip(error)
             else:
@@ -117,7 +117,7 @@ class ShardProducer:
 
 
 def _check_results(made: Any, rule: str) -> list[Sample]:
-    """Return the result of a function, which is a sample, ``None`` or several samples, as a list."""
+    """Return the result of a function (a sample, ``None`` or several samples) as a list."""
     is_one = isinstance(made, Mapping | str | bytes) or not isinstance(made, Iterable)
     found: list[Any] = [] if made is None else [made] if is_one else list(made)
     for each in found:
@@ -127,9 +127,9 @@ def _check_results(made: Any, rule: str) -> list[Sample]:
 
 
 def _portable(error: Exception) -> Exception:
-    """Return an error that can be pickled; one that cannot would look like a crashed worker."""
+    """Return an error that can be pickled; otherwise it would look like a crashed worker."""
     try:
-        pickle.loads(pickle.dumps(error))  # noqa: S301  made here
+        pickle.loads(pickle.dumps(error))  # noqa: S301  pickled here
     except Exception:  # noqa: BLE001  user classes may raise anything
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error

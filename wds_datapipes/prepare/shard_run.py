@@ -1,4 +1,4 @@
-"""Produce many shards in parallel: keep finished ones in a journal, and retry failures."""
+"""Producing many shards in parallel: records finished shards in a journal, and retries failures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from wds_datapipes.writing.shard_names import NUMBER, describe_old_shards, find_
 LOGGER = logging.getLogger("wds_datapipes")
 
 BUGS = (ArithmeticError, AssertionError, AttributeError, IndexError, KeyError, NameError, SyntaxError, TypeError)
-#: Errors of a function or its results, which another attempt would repeat.
+#: Errors of a function or its results, which would only occur again in another attempt.
 DETERMINISTIC_ERRORS = (*BUGS, EncodeError, ImportError, NotImplementedError, UnsafeInputError)
 #: The number of concurrent requests for the sizes of existing shards.
 MAX_CONCURRENT_REQUESTS = 16
@@ -51,7 +51,7 @@ class RunKeywords(WriteKeywords, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(WriteOptions):
-    """The options of `create_shards` and `convert_shards`, which describe them, besides those of `WriteOptions`."""
+    """The options of `create_shards` and `convert_shards`, which describe them, in addition to `WriteOptions`."""
 
     remove_old: bool = False
     input_options: Mapping[str, Any] | None = field(default=None, repr=False)
@@ -70,14 +70,14 @@ class RunOptions(WriteOptions):
 
 
 class ConvertedShard(NamedTuple):
-    """A shard that this call or an earlier one has written.
+    """A shard written by this call or an earlier one.
 
     Attributes:
         source: the shard that was read; "" for `create_shards`.
         info: the shard that was written.
         read: the number of samples read.
         is_new: whether this call wrote the shard.
-        skipped: the number of errors that ``on_error`` skipped: bad samples and the rest of truncated shards.
+        skipped: the number of errors that ``on_error`` skipped, for bad samples and truncated shards.
     """
 
     source: str
@@ -95,9 +95,9 @@ class ShardRun:
         outputs: the path or URL of each shard.
         pattern: the pattern of the paths or URLs.
         producer: writes a shard.
-        journal: the path of the journal, if there is one.
+        journal: the path of the journal, if any.
         options: the options of the call.
-        made_by: what determines the content of each shard, besides its input and the options.
+        made_by: everything that determines the content of a shard, apart from its input and the options.
 
     Raises:
         ValueError: there are surplus shards, and ``remove_old`` is false.
@@ -135,13 +135,13 @@ class ShardRun:
         self._journal = None if journal is None else ShardJournal(journal, {"of": "shards of a conversion"})
 
     def find_finished(self, *, keep_changed: bool) -> tuple[dict[int, ConvertedShard], dict[int, str]]:
-        """Return the finished shards that exist unchanged, and what has changed for each of the others.
+        """Return the finished shards that are up to date, and the reason why each of the others is not.
 
         Args:
             keep_changed: accept shards whose function, options or input have changed.
         """
         finished = () if self._journal is None else self._journal.finished
-        lines = {_name(shard.info.url): shard for shard in finished}  # the last record of a name counts
+        lines = {_name(shard.info.url): shard for shard in finished}  # the last record of each name counts
         recorded = [number for number, output in enumerate(self._outputs) if _name(output) in lines]
 
         def compare(number: int) -> str | None:
@@ -174,11 +174,11 @@ class ShardRun:
         executor: Executor | None = None,
         num_workers: int | None = None,
     ) -> Generator[tuple[int, ConvertedShard | BaseException], None, None]:
-        """Yield the finished shards, write the others, and yield each of them, or the error if it fails for good.
+        """Yield the finished shards; write the others, and yield each, or its error if all attempts fail.
 
         Args:
             finished: the finished shards.
-            policy: handles the errors of samples that workers have skipped.
+            policy: handles the errors of samples that workers skipped.
             label: the label of the progress bar.
             executor: any executor of ``concurrent.futures``; by default, processes are forked.
             num_workers: the number of workers, by default one per CPU; 0 works in this process.
@@ -193,7 +193,7 @@ class ShardRun:
                 meter.add(shards=1)
                 yield number, shard
             waiting = deque(make_task(number, 1) for number in range(len(self._outputs)) if number not in finished)
-            # A worker that inherits the journal would keep it locked until it ends.
+            # A worker that inherited the journal would keep it locked until it exits.
             private = [] if self._journal is None else [self._journal.fileno()]
             workers = start_workers(
                 self._producer, len(waiting), executor=executor, num_workers=num_workers, private=private
@@ -214,7 +214,7 @@ class ShardRun:
                         waiting.append(make_task(number, attempt + 1))
 
     def remove_old(self) -> None:
-        """Remove surplus shards of an earlier run; call this after all new ones are written."""
+        """Remove surplus shards of an earlier run; call this after writing all new shards."""
         remove_old_shards(self._old, self._options.storage_options)
 
     def _finish(self, number: int, written: WrittenShard, policy: ErrorPolicy) -> ConvertedShard | Exception:
@@ -242,5 +242,5 @@ class ShardRun:
 
 
 def _name(output: str) -> str:
-    """Return the name of a shard without its folder, which may be spelled differently, and without credentials."""
+    """Return the name of a shard without credentials and without its folder, whose spelling may differ."""
     return redact(output).rpartition("/")[2]

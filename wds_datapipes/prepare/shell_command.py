@@ -25,29 +25,29 @@ from wds_datapipes.redaction.storage_options import redactor_of_command
 from wds_datapipes.samples.fields import describe_sample
 from wds_datapipes.types import Sample
 
-#: The file names of a single sample, and of one of several samples.
+#: The file names of the fields of one sample, or of several numbered samples.
 FILE = re.compile(r"sample(?:-([0-9]+))?\.(.+)", re.DOTALL)
-#: The file with the key.
+#: The extension of the file with the key.
 KEY = "__key__"
-#: The longest file name on Linux.
+#: The maximum length of a file name on Linux.
 NAME_BYTES = 255
-#: How many of the last bytes of output an error message includes.
+#: An error message includes this many bytes from the end of the output.
 OUTPUT_BYTES = 2000
 
 
 class SampleCommand:
-    """Transforms samples of bytes with a shell command, which runs in a temporary folder.
+    """Transforms encoded samples with a shell command, which runs in a temporary folder.
 
-    The folder contains a file for each field, such as ``sample.jpg``, and ``sample.__key__`` with the key. The files
-    named ``sample.*`` after the command ends are the new sample; if there are none, the sample is dropped. Other files
+    The folder contains a file for each field, such as ``sample.jpg``, and ``sample.__key__`` with the key. When the
+    command exits, the files named ``sample.*`` become the new sample; without any, the sample is dropped. Other files
     are ignored. In a pipeline of commands, each must succeed.
 
     Args:
         command: the shell command.
-        several: the command writes any number of samples, as ``sample-000000.jpg`` and so on. Their keys are in
-            ``sample-000000.__key__``; by default, the number is appended to the key. The files ``sample.*`` are
-            ignored.
-        timeout_s: the time limit for each sample, in seconds.
+        several: whether the command writes any number of samples, as ``sample-000000.jpg`` and so on, with their keys
+            in ``sample-000000.__key__``. By default, their keys are the original key followed by their number. The
+            files ``sample.*`` are ignored.
+        timeout_s: the time limit per sample, in seconds.
 
     Raises:
         ValueError: the command is empty, or the time limit is not positive.
@@ -70,7 +70,7 @@ class SampleCommand:
         """Run the command on a sample, and return its results.
 
         Raises:
-            SampleSourceError: the command failed, took too long, or wrote something other than a sample.
+            SampleSourceError: the command fails, takes too long, or does not write a valid sample.
             EncodeError: the name of a field is not a valid file name.
         """
         with ExitStack() as opened:
@@ -84,7 +84,7 @@ class SampleCommand:
         return made if self._several else next(iter(made), None)
 
     def remove_leftovers(self) -> None:
-        """Remove the folders of killed processes, and kill the processes still working in them.
+        """Remove the folders of killed processes, and kill the commands that still run in them.
 
         Call this after all workers have ended.
         """
@@ -96,7 +96,7 @@ class SampleCommand:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _run(self, folder: str, sample: Sample) -> None:
-        # Its processes in the background may keep the output open, and need not be waited for.
+        # Do not wait for background processes of the command, which may keep the output open.
         with tempfile.TemporaryFile() as output, ExitStack() as opened:
             with defer_exit():
                 process = ShellProcess(self._command, cwd=folder, stdout=output, stderr=subprocess.STDOUT)
@@ -135,7 +135,7 @@ def write_sample(sample: Sample, folder: str) -> None:
     """Write the fields of a sample to an empty folder as ``sample.jpg`` and so on, and its key as ``sample.__key__``.
 
     Raises:
-        EncodeError: the name of a field is not a valid file name. Nothing outside the folder is ever written.
+        EncodeError: the name of a field is not a valid file name. Nothing is ever written outside the folder.
         TypeError: a field is not bytes.
     """
     for field, value in sample.items():
@@ -151,19 +151,19 @@ def write_sample(sample: Sample, folder: str) -> None:
                 f"The field {field[:100]!r} of sample {str(sample.get(KEY))[:200]!r} cannot be a file for the command: "
                 f"file names have at most {NAME_BYTES} bytes, without slashes and zero bytes. Rename it first"
             )
-        # Never overwrite a file because of a name in an archive.
+        # A name from an archive must never cause a file to be overwritten.
         with open(Path(folder, name), "xb") as file:  # noqa: PTH123
             file.write(data)
 
 
 def read_samples(sample: Sample, folder: str, *, several: bool) -> list[Sample]:
-    """Return the files in the folder as samples, with the fields of ``sample`` first.
+    """Return the files in the folder as samples, with the fields that ``sample`` has first.
 
     Args:
-        sample: the sample that the command got.
+        sample: the input of the command.
         folder: the folder.
-        several: read the samples stored as ``sample-000000.jpg`` and so on, in numeric order. Each key comes from
-            ``sample-000000.__key__``, or is that of ``sample`` with the number appended.
+        several: read numbered samples, stored as ``sample-000000.jpg`` and so on, in numeric order. Each key is read
+            from ``sample-000000.__key__``; without that file, it is the key of ``sample`` followed by the number.
 
     Raises:
         SampleSourceError: an entry is not a regular file.
@@ -190,9 +190,7 @@ def _load_sample(sample: Sample, folder: str, files: Mapping[str, str], key: str
         if field == KEY:
             key = data.decode("utf-8", "surrogateescape").rstrip("\n") or key
         elif lower in fields:
-            raise SampleSourceError(
-                f"{_describe_file(sample, files[field])} in addition to another file for the field {lower!r}"
-            )
+            raise SampleSourceError(f"{_describe_file(sample, files[field])} and another file for the field {lower!r}")
         elif field[:2] != "__":
             fields[lower] = data
     return {KEY: key, "__url__": sample.get("__url__", ""), **fields} if fields else None
@@ -200,7 +198,7 @@ def _load_sample(sample: Sample, folder: str, files: Mapping[str, str], key: str
 
 def _read_file(sample: Sample, folder: str, name: str) -> bytes:
     path = Path(folder, name)
-    # An unpacked archive may contain a link to any file of this host.
+    # If the command unpacks an archive, a link may refer to any file of this host.
     if path.is_symlink() or not path.is_file():
         kind = "a link" if path.is_symlink() else "a folder" if path.is_dir() else "not a regular file"
         raise SampleSourceError(

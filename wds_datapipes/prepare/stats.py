@@ -23,7 +23,7 @@ class Sizes(NamedTuple):
 
     Attributes:
         number: the number of values.
-        total: their sum.
+        total: the sum.
         smallest: the minimum.
         median: the median.
         mean: the mean.
@@ -58,9 +58,9 @@ class DatasetStats:
     Attributes:
         shards: the sizes of the shards that could be read to the end.
         samples_per_shard: the number of samples of each shard.
-        samples: the sizes of samples, each the sum of its fields.
-        fields: maps each field to its sizes, the most frequent field first.
-        faults: the faults of shards.
+        samples: the sizes of the samples; the size of a sample is the sum of its fields.
+        fields: maps each field to its sizes; the most frequent field comes first.
+        faults: the faults of the shards.
     """
 
     shards: Sizes
@@ -73,7 +73,7 @@ class DatasetStats:
 def dataset_stats(
     shards: Shards, *, num_workers: int | None = None, progress: bool = True, **scan: Unpack[ScanKeywords]
 ) -> DatasetStats:
-    """Read the headers of shards in parallel, and summarize sizes.
+    """Read the headers of shards in parallel, and summarize the sizes.
 
     Args:
         shards: a pattern as in `ShardList`, but without variables, or an iterable of URLs, such as a `ShardList`.
@@ -84,7 +84,7 @@ def dataset_stats(
 
     Raises:
         UnknownSchemeError, MissingDependencyError: shards of this kind are not supported.
-        WorkerDiedError: a process ended without a result.
+        WorkerDiedError: a process exited without returning a result.
 
     Examples:
         >>> from wds_datapipes.testing import build_shard

@@ -1,4 +1,4 @@
-"""Subsets of a dataset: selected samples and fields, renamed and rekeyed."""
+"""Subsets of a dataset: selected samples and fields, with new names and keys."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ KEY_PARTS = ("number", "key", "name", "shard")
 
 @dataclass(frozen=True, kw_only=True)
 class Subset(ScanOptions):
-    """Selects samples and fields of shards; applied in the order of the attributes.
+    """Selects samples and fields of shards; the attributes are applied in this order.
 
     Attributes:
-        positions: the positions of samples in the stream, as in ``slice_samples``; empty means all.
-        select: patterns of the fields to select, as in ``select_fields``; empty means all fields.
+        positions: the positions of samples in the stream, as in ``slice_samples``; empty selects all.
+        select: patterns of the fields to select, as in ``select_fields``; empty selects all.
         missing: how to handle a sample that lacks a selected field.
         rename: maps new field names to old ones, as in ``rename``.
-        rekey: a pattern for new keys, such as ``"{number:06d}"`` or ``"{shard}/{name}"``: ``number`` counts the
-            selected samples, ``key`` is the old key and ``name`` its last part, ``shard`` is the name of the shard.
+        rekey: a pattern for new keys, such as ``"{number:06d}"`` or ``"{shard}/{name}"``, where ``number`` counts the
+            selected samples, ``key`` is the old key, ``name`` is its last part, and ``shard`` is the name of the shard.
         on_error: how to handle bad shards and samples, as in all stages.
 
     Raises:
@@ -80,10 +80,10 @@ class Subset(ScanOptions):
 
 
 def check_rekey(pattern: str, parts: Sequence[str] = KEY_PARTS) -> None:
-    """Check a pattern for new keys, which may have these parts.
+    """Check a pattern for new keys, which may contain the given parts.
 
     Raises:
-        ValueError: the pattern is invalid, or makes the same key for all samples.
+        ValueError: the pattern is invalid, or produces the same key for all samples.
     """
     try:
         names = {name for _, name, _, _ in string.Formatter().parse(pattern) if name is not None}
@@ -95,7 +95,7 @@ def check_rekey(pattern: str, parts: Sequence[str] = KEY_PARTS) -> None:
         ) from None
     if not names & {"number", "key", "name"}:
         raise ValueError(
-            f"The key pattern {pattern!r} makes the same key for all samples of a shard. Add {{number}}, {{key}} or "
+            f"The key pattern {pattern!r} produces the same key for all samples of a shard. Add {{number}}, {{key}} or "
             f"{{name}}"
         )
 

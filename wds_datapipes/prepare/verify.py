@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 PackedKeys: TypeAlias = bytes
 
-#: The most faults of a kind recorded for a shard; further ones are only counted.
+#: The maximum number of faults of each kind that are recorded for a shard; further faults are only counted.
 MAX_FAULTS = 100
 #: The separator of packed keys.
 KEY_SEPARATOR = "\0"
@@ -35,7 +35,7 @@ KEY_SEPARATOR = "\0"
 
 @dataclass(frozen=True, kw_only=True)
 class Checks(ScanOptions):
-    """The arguments of `verify_shards` that concern one shard."""
+    """The arguments of `verify_shards` that apply to each shard."""
 
     decode: bool = False
     digest: bool = False
@@ -56,8 +56,8 @@ class VerifiedShard:
         faults: the faults, up to 100 of each kind.
         counts: the number of faults of each kind.
         notes: remarks that are not faults.
-        has_index: whether there is an index to check.
-        packed_keys: the compressed keys, to find those that occur in several shards.
+        has_index: whether the shard has an index.
+        packed_keys: the compressed keys, for finding keys that occur in several shards.
     """
 
     url: str
@@ -101,21 +101,21 @@ def verify_shards(
         decode: decode every field, except with codecs that can run code.
         digest: compute the SHA-256 of each shard, and compare it with the index and the ``manifest``.
         fields: fields that every sample must have; ``"jpg;png"`` means either of them.
-        index: compare each shard with the index next to it, if there is one.
-        manifest: the expected facts of each shard.
+        index: compare each shard with its sidecar index, if any.
+        manifest: the manifest with the expected size, number of samples and SHA-256 of each shard.
         shared_keys: allow the same key in several shards.
         num_workers: the number of worker processes, by default one per CPU; 0 works in this process.
         progress: show a progress bar if standard error is a terminal and rich is installed.
         scan: ``key_rule`` splits member names into keys and fields; ``end_marker="optional"`` accepts shards without an
-            end marker; ``storage_options`` are passed to remote file systems; ``limits`` is a `ReadLimits`, and
-            exceeding one is a fault.
+            end marker; ``storage_options`` are passed to remote file systems; ``limits`` is a `ReadLimits`; a shard
+            that exceeds it has a fault.
 
     Returns:
         The result for each shard, in order.
 
     Raises:
         UnknownSchemeError, MissingDependencyError: shards or fields of this kind are not supported.
-        WorkerDiedError: a process ended without a result.
+        WorkerDiedError: a process exited without returning a result.
 
     Examples:
         >>> from wds_datapipes.testing import build_shard
@@ -140,7 +140,7 @@ def verify_shards(
 
 
 def _add_common_keys(shards: Sequence[VerifiedShard]) -> None:
-    """Add a fault to each shard for each key that an earlier shard has."""
+    """Add a fault to each shard for every key that also occurs in an earlier shard."""
     digests = [np.fromiter(map(hash, dict.fromkeys(_unpack_keys(shard.packed_keys))), np.int64) for shard in shards]
     values = np.sort(np.concatenate([*digests, np.empty(0, np.int64)]))
     suspects = np.unique(values[1:][values[1:] == values[:-1]])
@@ -210,7 +210,7 @@ def _check_index(found: VerifiedShard, checks: Checks) -> None:
         found.has_index = True
         if index.key_rule is None:
             rule = index.facts.key_rule
-            found.notes.append(f"{redact(location)}: not checked, as it was built with the key rule {rule}")
+            found.notes.append(f"{redact(location)}: not checked because it was built with the key rule {rule}")
             return
         check_index(
             index,
@@ -235,7 +235,7 @@ def _decode(found: VerifiedShard, checks: Checks) -> None:
         return True
 
     def record_once(error: Exception) -> bool:
-        if type(error).__name__ not in found.counts:  # otherwise the headers have reported it
+        if type(error).__name__ not in found.counts:  # otherwise already found in the headers
             found.add_error(error)
         return True
 
@@ -250,7 +250,7 @@ def _decode(found: VerifiedShard, checks: Checks) -> None:
             except UnsafeInputError:
                 unsafe[name] += 1
     for name, count in unsafe.items():
-        text = f"{redact(found.url)}: {count:,} fields {name!r} were not decoded, as decoding them can run code"
+        text = f"{redact(found.url)}: {count:,} fields {name!r} were not decoded because that could run code"
         found.notes.append(text)
 
 

@@ -19,22 +19,22 @@ from wds_datapipes.samples.keys import KeyRule
 IMAGE_ENDINGS = ("bmp", "gif", "jpeg", "jpg", "pgm", "png", "ppm", "tif", "tiff", "webp")
 
 Faults: TypeAlias = Callable[[Exception], object]
-"""A handler of errors, which raises or records them."""
+"""A handler that raises or records errors."""
 
 Files: TypeAlias = tuple[str, tuple[str, ...]]
-"""The files of one sample: their common path without extension, and their extensions."""
+"""The files of one sample: their common path without an extension, and their extensions."""
 
 
 class ImageFiles:
-    """Image files, each with the number of its class if there are classes.
+    """Image files, each with a class number if there are classes.
 
     Args:
-        root: the folder of all paths.
+        root: the folder that all paths are relative to.
         classes: the names of the classes, in the order of their numbers; ``None`` if there are none.
 
     Attributes:
-        files: the files of all samples, in order, relative to the root.
-        left_out: the number of files without images, by extension.
+        files: the files of all samples in order, relative to the root.
+        left_out: the number of ignored files, by extension.
     """
 
     def __init__(self, root: str, classes: Sequence[str] | None) -> None:
@@ -77,18 +77,18 @@ def find_images(
     key_rule: KeyRule | None = None,
     on_fault: Faults = raise_error,
 ) -> ImageFiles:
-    """Find images in a folder with one subfolder per class, including all folders below.
+    """Find images in a folder with one subfolder per class, including nested folders.
 
-    Classes are numbered from 0 by sorted name, and files are ordered, as in ``torchvision.datasets.ImageFolder``.
-    Hidden files and folders are ignored. Links are followed.
+    Classes are numbered from 0 by sorted name and files are ordered as in ``torchvision.datasets.ImageFolder``. Hidden
+    files and folders are ignored. Links are followed.
 
     Args:
         root: the folder.
-        has_classes: whether folders are classes; otherwise, samples have no class.
+        has_classes: whether the subfolders are classes; if not, samples have no class.
         classes: the names of all classes, in the order of their numbers, if there may be more than folders.
         endings: the file extensions of images.
-        key_rule: group all files with the same key into one sample, which must have an image. By default, each image is
-            a sample.
+        key_rule: group all files with the same key into one sample, which must contain an image. By default, each image
+            is a sample.
         on_fault: called with the error of a class or sample, which is then skipped; by default, errors are raised.
 
     Raises:
@@ -108,8 +108,8 @@ def find_images(
     select = partial(_select_files, wanted=wanted, key_rule=key_rule, found=found, fault=on_fault)
     for stem, some in select("", files) if has_classes else ():
         raise SampleSourceError(
-            f"The image {f'{top}/{stem}.{some[0]}'!r} is not in the folder of a class. Move it to one; or, if the "
-            f"folders are not classes, say so: has_classes=False, or --no-classes"
+            f"The image {f'{top}/{stem}.{some[0]}'!r} is not in the folder of a class. Move it to one, or, if the "
+            f"folders are not classes, set has_classes=False, or use --no-classes"
         )
     for name in folders if has_classes else [""]:
         before = len(found)
@@ -120,7 +120,7 @@ def find_images(
             on_fault(
                 SampleSourceError(
                     f"The folder {f'{top}/{name}'!r} of the class {name!r} has no image ({', '.join(sorted(wanted))}). "
-                    f"Remove it, or name the extensions of its files"
+                    f"Remove it, or specify the extensions of its files"
                 )
             )
     return found
@@ -168,7 +168,7 @@ def _select_files(
 
 
 def _walk_folder(top: str, folder: str, *, deep: bool = True) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Yield a folder and all folders below it, relative to the top, with the names of what is not hidden."""
+    """Yield a folder and its nested folders, relative to the top, with their subfolders and files; skip hidden ones."""
     for path, folders, files in os.walk(os.path.join(top, folder), onerror=_raise_unreadable, followlinks=True):  # noqa: PTH118  faster than Path
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         relative = "" if path == os.path.join(top, "") else os.path.relpath(path, top)  # noqa: PTH118  as above
@@ -180,7 +180,7 @@ def _walk_folder(top: str, folder: str, *, deep: bool = True) -> Iterator[tuple[
             if Path(below).is_symlink() and Path(below).resolve() in map(
                 Path.resolve, (Path(path), *Path(path).parents)
             ):
-                raise SampleSourceError(f"The folder {below!r} is a link to one of its parents. Remove the link")
+                raise SampleSourceError(f"The folder {below!r} is a link to one of its parent folders. Remove it")
 
 
 def _raise_unreadable(error: OSError) -> None:

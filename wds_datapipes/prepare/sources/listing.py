@@ -1,4 +1,4 @@
-"""The samples of a recipe, which lists files, texts and commands."""
+"""Samples from a recipe, which lists files, texts and commands."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ def open_listing(path: str) -> Iterator[BinaryIO]:
 
 
 def resolve_file(name: str, root: str, location: str) -> FilePart | UrlPart:
-    """Return the file of a name in a listing.
+    """Return the file for a name in a listing.
 
     Args:
         name: a path or URL.
-        root: the folder or URL that relative paths start from.
-        location: the origin of the name for messages.
+        root: the folder or URL that the path is relative to.
+        location: where the name comes from, for messages.
 
     Raises:
-        SampleSourceError: the name is not a file.
+        SampleSourceError: the name is not the name of a file.
     """
     scheme, _ = split_scheme(name)
     if scheme in COMMANDS:
         raise SampleSourceError(
-            f"{location} has {redact(name)!r}, which is a command, not a file. A recipe may have pipe:COMMAND"
+            f"{location} has {redact(name)!r}, which is a command, not a file. Recipes support pipe:COMMAND"
         )
     try:
         path = local_path(name)
@@ -60,14 +60,14 @@ def resolve_file(name: str, root: str, location: str) -> FilePart | UrlPart:
 
 
 class Recipe:
-    """The samples of a recipe for ``tarp create``.
+    """Reads the samples of a recipe for ``tarp create``.
 
-    Each line has the name of a file in the archive, whitespace, and a source: a path, ``file:PATH``, the URL of a file,
-    ``text:STRING`` or ``pipe:COMMAND``, which bash runs. The files of a sample are on consecutive lines.
+    Each line consists of the name of a file in the archive, whitespace, and a source: a path, ``file:PATH``, the URL of
+    a file, ``text:STRING``, or ``pipe:COMMAND``, which bash runs. The files of a sample must be on consecutive lines.
 
     Args:
-        path: the recipe, a local file; ``-`` is standard input.
-        root: the folder or URL that relative paths start from, by default the working directory.
+        path: the recipe, a local file; ``-`` means standard input.
+        root: the folder or URL that relative paths refer to, by default the working directory.
         key_rule: splits names into keys and fields.
 
     Raises:
@@ -80,7 +80,7 @@ class Recipe:
         self._path, self._root, self._rule = os.fspath(path), os.fspath(root), key_rule
 
     def __iter__(self) -> Iterator[SampleSpec | Exception]:
-        """Yield the spec of each sample, or an error if a field is repeated, or a line has an unknown source."""
+        """Yield the spec of each sample, or an error if a field is repeated or a source is invalid."""
         with open_listing(self._path) as stream:
             lines = (line for raw in stream if (line := raw.decode("utf-8", "surrogateescape")).strip())
             for key, parsed in groupby(map(self._parse_line, lines), itemgetter(0)):
@@ -96,7 +96,7 @@ class Recipe:
         name, source = [*line.strip("\r\n").split(None, 1), "", ""][:2]
         found = self._rule(name)
         if found is None or not source:
-            problem = "no source after the name" if found is not None else "a name that is not of the form KEY.FIELD"
+            problem = "no source after the name" if found is not None else "a name that is not KEY.FIELD"
             shown = f"{name} {redact(source)}".strip()
             raise SampleSourceError(f"The recipe {self._path!r} has the line {shown!r}, with {problem}. Fix it")
         return found[0], found[1].lower(), source
