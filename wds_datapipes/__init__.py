@@ -1,8 +1,8 @@
 """Train from WebDataset tar shards on torchdata DataPipes.
 
-Importing this package registers its stages, so that every ``IterDataPipe`` has ``.load_wds_shards()`` and the others,
-and patches defects of torchdata's own reading service; `list_patches` lists them. The classes of the stages are in
-`wds_datapipes.pipes`, and `wds_datapipes.index` reads and writes indexes.
+Importing this package registers its stages as methods of every ``IterDataPipe``, such as ``.load_wds_shards()``, and
+patches defects of torchdata's reading service, which `list_patches` lists. The stage classes are in
+`wds_datapipes.pipes`; `wds_datapipes.index` reads and writes indexes.
 """
 
 import importlib
@@ -11,8 +11,8 @@ import signal
 import sys
 import typing
 
-# The command line cannot handle Ctrl-C until torch is imported, which takes seconds: until then, the signal ends the
-# process instead of printing a traceback. `main` takes over.
+# Importing torch takes seconds, during which the command line cannot handle Ctrl-C: until `main` takes over, the signal
+# ends the process without a traceback.
 if sys.orig_argv[1:3] == ["-m", "wds_datapipes"] or "".join(sys.orig_argv[1:2]).endswith("/wds-datapipes"):
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -87,8 +87,8 @@ __all__ = [
 
 _apply_patches()
 
-#: Names that are imported at first use, which halves the import time. The reading service subclasses torchdata's;
-#: everything else also works without torchdata, and with releases of it that lack DataLoader2.
+#: Names imported on first use, to halve the import time. Only the reading service needs torchdata, whose class it
+#: derives from; everything else also works without torchdata or with releases that lack DataLoader2.
 _LATER = {
     name: f"wds_datapipes.{module}"
     for module, names in {
@@ -110,7 +110,7 @@ _LATER = {
 
 
 if not (importlib.util.find_spec("torchdata") and importlib.util.find_spec("torchdata.dataloader2")):
-    # For `import *`. Under another name, because type checkers would assume that it is always present.
+    # For `import *`. The alias keeps type checkers from removing the name unconditionally.
     _visible = __all__
     _visible.remove("ShardReadingService")
 
@@ -124,7 +124,7 @@ def __getattr__(name: str) -> object:
             _require("torchdata.dataloader2", extra="dataloader2", purpose=purpose)
         return getattr(importlib.import_module(_LATER[name]), name)
     message = f"module {__name__!r} has no attribute {name!r}{_explain_name(name)}"
-    raise AttributeError(message, name=name, obj=sys.modules[__name__])  # Python asks whether another name was meant
+    raise AttributeError(message, name=name, obj=sys.modules[__name__])  # lets Python suggest a similar name
 
 
 def __dir__() -> list[str]:

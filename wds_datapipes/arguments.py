@@ -1,4 +1,4 @@
-"""Checks of arguments that many functions have: choices, integers, names of fields."""
+"""Checks of common arguments: choices, integers and field names."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def check_choice(name: str, value: object, choices: object) -> None:
 
 
 def check_integer(name: str, value: Any, least: int | None = None) -> int:
-    """Return an argument as an int; NumPy's integers are accepted, too.
+    """Return an argument as an int; NumPy integers are accepted, too.
 
     Args:
-        name: the argument, for messages.
+        name: the name of the argument, for messages.
         value: its value.
         least: the smallest permitted integer; any by default.
 
@@ -37,11 +37,11 @@ def check_integer(name: str, value: Any, least: int | None = None) -> int:
 
 
 def check_optional_integer(name: str, value: Any, least: int) -> int | None:
-    """Return an argument as an int or None; it must be one of these, see `check_integer`."""
+    """Return an argument that is None or an integer; see `check_integer`."""
     return None if value is None else check_integer(name, value, least)
 
 
 def check_fields(fields: object) -> None:
-    """Raise TypeError if names of fields are a string, whose characters would be taken as names."""
+    """Raise TypeError if field names are a single string, because its characters would be taken as names."""
     if isinstance(fields, str):
         raise TypeError(f'fields must be a collection of names, as in ["jpg", "cls"], not the string {fields!r}')

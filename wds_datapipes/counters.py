@@ -1,4 +1,4 @@
-"""Counters of a pipeline: the shards it opens, what stores send, and the items it skips."""
+"""Counters of a pipeline: opened shards, transfers from stores, and skipped items."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Skipped:
     """The items that were skipped.
 
     Attributes:
-        counts: the number of items, by stage and kind of error, such as ``{"group_samples: DuplicateKeyError": 3}``.
+        counts: the number of items by stage and kind of error, such as ``{"group_samples: DuplicateKeyError": 3}``.
         latest: the most recent of them, oldest first.
     """
 
@@ -54,16 +54,16 @@ class Skipped:
 
 
 class Counters:
-    """Counters of a pipeline, updated by its stages: the shard opened last, the items skipped, and other figures.
+    """Counters that the stages of a pipeline update: the last opened shard, the items skipped, and other figures.
 
-    The stages of a loader share one; without a loader, each stage has its own. A copy, such as the one that is sent
-    to a worker, starts at zero.
+    All stages of a loader share one object; without a loader, each stage has its own. A copy, such as one sent to a
+    worker, starts at zero.
 
     Attributes:
-        shard: the shard opened last, without credentials, or "".
+        shard: the last opened shard, without credentials, or "".
         entries: the number of skipped items.
         on_shard: called with each shard that is opened.
-        on_retry: called after each retry, since no item may follow for a long time.
+        on_retry: called after each retry, because the next item may take a long time.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,8 @@ class Counters:
         self.on_retry: Callable[[], object] | None = None
         self._counts: Counter[str] = Counter()
         self._latest: deque[SkippedItem] = deque(maxlen=LATEST)
-        #: Amounts by thread and figure. Each thread writes to its own entries, so a fork finds no lock held.
+        #: Amounts by thread and figure. Each thread writes only to its own entries, so there is no lock that a fork
+        #: could copy while it is held.
         self._amounts: dict[tuple[int, str], float] = {}
 
     def __reduce__(self) -> tuple[type[Counters], tuple[()]]:
@@ -91,7 +92,7 @@ class Counters:
         self._amounts[entry] = self._amounts.get(entry, 0.0) + amount
 
     def count_retry(self, figure: str) -> None:
-        """Count a retry, and publish it."""
+        """Count a retry and publish it."""
         self.count(figure)
         if self.on_retry is not None:
             self.on_retry()
@@ -110,7 +111,7 @@ class Counters:
         self._latest.append(item)
 
     def add_skipped(self, skipped: Skipped) -> None:
-        """Add the items that another process has skipped."""
+        """Add the items that another process skipped."""
         self.entries += skipped.total
         self._counts.update(skipped.counts)
         self._latest += skipped.latest

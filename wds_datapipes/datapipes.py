@@ -1,4 +1,4 @@
-"""The datapipes of torch, for all other modules: a release of torch that moves or deprecates them concerns this one."""
+"""Torch's datapipes, imported from here by all other modules: if torch moves them, only this module changes."""
 
 import os
 import threading
@@ -9,13 +9,14 @@ from torch.utils.data.datapipes.iter import Batcher, Collator, Filter, IterableW
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph import traverse_dps
 
-#: Held while torch traverses a pipeline: it pickles with hooks that all threads share, and refuses a second traversal.
+#: Held while torch traverses a pipeline: torch pickles it with hooks that all threads share, and rejects concurrent
+#: traversals.
 _traversal = threading.RLock()
 _list_unlocked = graph._list_connected_datapipes
 
 
 def _list_locked(*arguments: Any, **options: Any) -> Any:
-    """List the datapipes that one refers to, while no other thread does so, and no process is forked with the hooks."""
+    """List the datapipes that a datapipe refers to, while no other thread does so and no fork can copy the hooks."""
     with _traversal:
         return _list_unlocked(*arguments, **options)
 

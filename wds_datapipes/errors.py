@@ -4,9 +4,9 @@
 
     WdsError
     ├── SpecError (ValueError)                   a shard pattern or a dataset specification is wrong, or matches nothing
-    ├── UnknownSchemeError (ValueError)          a URL scheme that no opener and no file system handles
-    ├── UnsafeInputError (ValueError)            input that could run code or read a local file, which was not allowed
-    ├── MissingDependencyError (ImportError)     an optional package is not installed
+    ├── UnknownSchemeError (ValueError)          no opener or file system handles the scheme of a URL
+    ├── UnsafeInputError (ValueError)            input could run code or read a local file without permission
+    ├── MissingDependencyError (ImportError)     an optional package is required but not installed
     ├── ShardError                               one shard cannot be read to its end
     │   ├── ShardOpenError (OSError)             it could not be opened
     │   ├── ShardReadError (OSError)             its disk, store, network or ``pipe:`` command failed in the middle
@@ -19,10 +19,10 @@
     │   ├── DuplicateKeyError (ValueError)       a field occurs twice in a sample, or a key twice in a shard
     │   ├── MissingFieldError (ValueError)       a field, or the entry of a table for the sample, is missing
     │   ├── SampleSizeError (ValueError)         its length is not a number, or exceeds that of a batch or a row
-    │   ├── DecodeError (ValueError)             a field or a record cannot be decoded as its name says
-    │   ├── EncodeError (ValueError)             it cannot be written so that it is read back as it is
+    │   ├── DecodeError (ValueError)             a field or a record is not what its name says
+    │   ├── EncodeError (ValueError)             it cannot be written so that it reads back unchanged
     │   └── SampleSourceError (ValueError)       its source cannot be read, or the command that makes it failed
-    ├── ShardWriteError (OSError)                a shard could not be written; no file has its name
+    ├── ShardWriteError (OSError)                a shard could not be written; no file with its name exists
     ├── ConversionError (RuntimeError)           some shards could not be converted; the others were
     ├── MisalignedShardsError (ValueError)       samples have no counterpart in a joined dataset
     ├── EmptySourceError (ValueError)            the source of a stage yields no item
@@ -38,8 +38,8 @@
     ├── WorkerTimeoutError (TimeoutError)        a worker process has sent nothing within its time-out
     └── RankLostError (RuntimeError)             another rank of a distributed run has failed, left, or is silent
 
-An error is built from a single message that contains all facts: torch rebuilds an exception that crosses a process
-boundary from its message alone, and an error class with more arguments arrives as a bare ``RuntimeError``.
+Each error takes a single message that contains all facts: when an exception crosses a process boundary, torch rebuilds
+it from its message alone, and turns classes with more arguments into a bare ``RuntimeError``.
 """
 
 from wds_datapipes.redaction import redact_text
@@ -57,23 +57,23 @@ class SpecError(WdsError, ValueError):
 
 
 class UnknownSchemeError(WdsError, ValueError):
-    """No opener and no file system handles the scheme of a URL."""
+    """No opener or file system handles the scheme of a URL."""
 
 
 class UnsafeInputError(WdsError, ValueError):
-    """Untrusted input could run code, or names a local file or a command, and that was not allowed."""
+    """Untrusted input could run code, or names a local file or a command, without permission."""
 
 
 class MissingDependencyError(WdsError, ImportError):
-    """An optional package is needed and not installed."""
+    """An optional package is required but not installed."""
 
 
 class ShardError(WdsError):
     """A shard cannot be read to its end.
 
     Attributes:
-        concerns_all: whether other shards will fail in the same way, such as if credentials are rejected. No
-            ``on_error`` skips such an error. A copy of the error in another process does not have this flag.
+        concerns_all: whether other shards will fail in the same way, for example because credentials are rejected. No
+            ``on_error`` policy skips such an error. Copies of the error in other processes lose this flag.
     """
 
     concerns_all = False

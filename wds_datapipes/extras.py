@@ -14,7 +14,7 @@ def require(module: str, *, extra: str, purpose: str) -> ModuleType:
     Args:
         module: the name to import, such as ``"msgpack"``.
         extra: the extra of this package that installs it.
-        purpose: the purpose of the package, as the end of the sentence "... is needed to".
+        purpose: what the package is needed for; completes "... is needed to".
 
     Raises:
         MissingDependencyError: the package is not installed or cannot be imported; the cause is chained.

@@ -21,28 +21,29 @@ from wds_datapipes.redaction import redact_text
 from wds_datapipes.redaction.urls import mask_credentials, may_hold_credentials
 from wds_datapipes.user_warnings import warn_user
 
-#: Packages whose functions and classes are identified by name. The code of all others counts.
+#: Packages whose functions and classes are identified by name; all others are identified by their code.
 LIBRARIES = sys.stdlib_module_names | {"numpy", "torch", "torchdata", "wds_datapipes"}
 
-#: Modules whose objects count by class only: their content changes during use, and determines no items.
+#: Modules whose objects are identified by class only, because their content changes during use and determines no items.
 OPAQUE = {
     *("_random", "_thread", "asyncio", "concurrent", "logging", "multiprocessing", "queue", "random"),
     *("threading", "weakref", "numpy.random", "torch._C"),
 }
 
-#: Names of arguments with credentials, which are excluded from digests.
+#: Names of arguments that hold credentials; digests exclude their values.
 SECRET = re.compile(
     r"(?i)(?:^|_)(?:auth|authorization|client_kwargs|cookies?|credentials?|headers|passphrase|passwd|password|secret"
     r"|storage_options|(?:access|account|api|private|secret)_?key)$"
     r"|^_?(?:(?:access|api|auth|bearer|hf|refresh|sas|security|session)_)?token$"
 )
 
-#: The types of constants, and those that are pickled as they are.
+#: The types of constants, and the types that are pickled unchanged.
 CONSTANTS = (type(None), bool, int, float, complex, type(Ellipsis), str, bytes)
 PICKLED = {type(None), bool, int, float, str, bytes, bytearray, list, tuple}
-#: Larger lists of strings, such as URLs, are searched for credentials as one, and larger dicts have no arguments.
+#: Longer lists of strings, such as URLs, are joined before they are searched for credentials; larger dicts hold no
+#: arguments.
 LARGE = 1000
-#: What identifies objects of these types: their attributes.
+#: The attributes that identify objects of these types.
 ATTRIBUTES: dict[type, tuple[str, ...]] = {
     ModuleType: ("__name__",),
     staticmethod: ("__func__",),
@@ -50,7 +51,7 @@ ATTRIBUTES: dict[type, tuple[str, ...]] = {
     property: ("fget", "fset", "fdel"),
     MethodType: ("__func__", "__self__"),
 }
-#: Longer texts of values are replaced by fingerprints.
+#: Values with a longer repr are shown by their fingerprints.
 SHOWN_CHARACTERS = 160
 #: The code flags that distinguish signatures and generators; others depend on where a function is defined.
 FLAGS = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS | inspect.CO_GENERATOR
@@ -59,20 +60,20 @@ FLAGS = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS | inspect.CO_GENERATOR
 def fingerprint(*values: Any, without: tuple[type, ...] = ()) -> str:
     """Return a digest of functions and values that is the same in another process and on another host.
 
-    A function is identified by its name, its bytecode, defaults and closure, the constants that it reads by names in
-    capitals, and the functions and classes of its module that it calls by name. An object is identified by its class
-    and the arguments that it was created with; if it does not store these under their names, by its pickled state. A
-    method ``fingerprint()`` that returns a string replaces both. Module names, comments and line numbers are ignored,
-    so a script has the same fingerprint as the same code in a module. So are credentials, random generators, locks,
-    other global variables, and the content of files. Another release of Python may compile the same source to
-    different code.
+    A function is identified by its name, bytecode, defaults and closure, the global constants with uppercase names that
+    it reads, and the global functions and classes that it uses. An object is identified by its class and the arguments
+    that it was created with, or by its pickled state if it does not store these arguments under their names. If it has
+    a method ``fingerprint()``, the string that the method returns replaces both. Module names, comments and line
+    numbers are ignored, so a script has the same fingerprint as the same code in a module. So are credentials, random
+    generators, locks, other global variables, and the content of files. Another release of Python may compile the same
+    source to different code.
 
     Args:
         values: the values.
         without: classes whose objects are excluded.
 
     Warns:
-        UserWarning: an object cannot be pickled, so that only its class counts.
+        UserWarning: an object cannot be pickled, so only its class counts.
 
     >>> fingerprint(str.upper, {"size": 224}) == fingerprint(str.upper, {"size": 224})
     True
@@ -83,7 +84,7 @@ def fingerprint(*values: Any, without: tuple[type, ...] = ()) -> str:
 
 
 def format_value(value: Any, without: tuple[type, ...] = ()) -> str:
-    """Return a short text that identifies a value: small and plain values in full, others by name and fingerprint.
+    """Return a short text that identifies a value: the repr of a small, plain value, or a name and a fingerprint.
 
     >>> format_value("jpg;png"), format_value(["jpg", 3]), format_value(len)[:5]
     ("'jpg;png'", "['jpg', 3]", 'len #')
@@ -99,7 +100,7 @@ def format_value(value: Any, without: tuple[type, ...] = ()) -> str:
 
 
 def is_users(module: str) -> bool:
-    """Whether a module is not from Python, NumPy, torch or this package, so that its code counts."""
+    """Whether a module is user code, outside of Python, NumPy, torch, torchdata and this package."""
     return module.partition(".")[0] not in LIBRARIES
 
 
@@ -113,17 +114,17 @@ def is_secret(name: object) -> bool:
 
 
 class _Digest(pickle.Pickler):
-    """Hashes a value by pickling it, at the speed of C where it is plain.
+    """Hashes a value by pickling it; plain values are pickled at the speed of C.
 
     Args:
         without: classes whose objects are excluded.
-        known: the digests of functions, classes and objects by their IDs, and the objects, to keep these IDs valid.
+        known: the digests of functions, classes and objects by ID, with the objects themselves, to keep the IDs valid.
     """
 
     def __init__(self, without: tuple[type, ...], known: dict[int, tuple[bytes, Any]]) -> None:
         self._hash = sha256()
         super().__init__(SimpleNamespace(write=self._hash.update), protocol=5)
-        self.fast = True  # whether two equal values are one object does not count
+        self.fast = True  # object identity does not count
         self._without, self._known = without, known
 
     def digest(self, value: Any) -> bytes:
@@ -133,7 +134,7 @@ class _Digest(pickle.Pickler):
         return nested._hash.digest()
 
     def persistent_id(self, value: Any) -> bytes | None:
-        """Return what is pickled in place of a value; None for the value itself."""
+        """Return a replacement to pickle for a value, or None to pickle the value itself."""
         kind = type(value)
         if kind is list and len(value) > LARGE and all(type(each) is str for each in value):
             return self.digest("\0".join(value))
@@ -163,7 +164,7 @@ class _Digest(pickle.Pickler):
             return "set", kind.__name__, *sorted(map(self.digest, value))
         if kind is dict:
             keys = list(value)
-            with contextlib.suppress(TypeError):  # keys of several types stay in their order
+            with contextlib.suppress(TypeError):  # keys of several types keep their order
                 keys.sort()
             names = set() if len(keys) > LARGE else {*filter(is_secret, keys)}
             return "dict", keys, [None if key in names else value[key] for key in keys]
@@ -172,7 +173,7 @@ class _Digest(pickle.Pickler):
 
 def _function_parts(function: FunctionType) -> Iterator[Any]:
     module = str(function.__globals__.get("__name__", ""))
-    if module.startswith("torch.utils.data") and hasattr(function, "__wrapped__"):  # its wrapper of a datapipe's method
+    if module.startswith("torch.utils.data") and hasattr(function, "__wrapped__"):  # torch wraps methods of datapipes
         yield function.__wrapped__
         return
     if is_users(module):
@@ -229,7 +230,7 @@ def _object_parts(value: Any) -> tuple[Any, ...]:
         if torch is not None and isinstance(value, torch.Tensor) and value.layout is torch.strided:
             dense = value.detach().cpu().contiguous().flatten()
             return "tensor", kind, str(value.dtype), tuple(value.shape), dense.view(torch.uint8).numpy()
-        if isinstance(value, np.memmap):  # by its file, whose content does not count
+        if isinstance(value, np.memmap):  # identified by its file; the content does not count
             return "file", str(value.filename), value.offset, value.dtype.str, value.shape, value.strides
         modules = [base.__module__.split(".") for base in kind.__mro__]
         if any(not OPAQUE.isdisjoint((module[0], ".".join(module[:2]))) for module in modules):
@@ -239,9 +240,9 @@ def _object_parts(value: Any) -> tuple[Any, ...]:
         reduced = copyreg.dispatch_table[kind](value) if kind in copyreg.dispatch_table else value.__reduce_ex__(4)
     except Exception as error:  # noqa: BLE001  any error
         warn_user(
-            f"An object of {kind.__qualname__} cannot be told from others of its class ({error}). So a state, a cache "
-            "or shards that were made with another one are accepted. Give the class a method fingerprint() that "
-            "returns a text which identifies the object"
+            f"An object of {kind.__qualname__} cannot be distinguished from others of its class ({error}): a state, a "
+            "cache or shards made with a different one are accepted. Give the class a method fingerprint() that "
+            "returns a string that identifies the object"
         )
         return "undetermined", kind.__qualname__
     if isinstance(reduced, str):
@@ -256,9 +257,9 @@ def _own_fingerprint(value: Any) -> str | None:
 
 
 def _arguments_of(value: Any) -> dict[str, Any] | None:
-    """Return the arguments that an object was created with, if it stores them under their names or ``_`` plus the name.
+    """Return the constructor arguments of an object that stores all of them under their names, with or without ``_``.
 
-    None if it does not, or has custom pickling.
+    Return None if some are missing, or if the class customizes pickling.
     """
     kind = type(value)
     custom = ("__getstate__", "__reduce__", "__reduce_ex__", "__getnewargs__", "__getnewargs_ex__")
@@ -279,13 +280,13 @@ def _is_constant(value: Any) -> bool:
 
 
 def _name(value: Any) -> str:
-    """Return the name of a function or class, or that of the class of an object, without the enclosing function."""
+    """Return the name of a function or class, or of an object's class, without the enclosing functions."""
     name = getattr(value, "__qualname__", None)
     return (name if isinstance(name, str) else type(value).__qualname__).rpartition("<locals>.")[2]
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value, or everything in a collection, is plain and not named as a credential."""
+    """Whether a value, or everything in a collection, is plain, and no key names a credential."""
     if type(value) is dict:
         return not any(map(is_secret, value)) and all(map(_is_plain, chain.from_iterable(value.items())))
     return all(map(_is_plain, value)) if type(value) is list else _is_constant(value)

@@ -1,4 +1,4 @@
-"""Ctrl-C at moments at which Python would lose it."""
+"""Deferred Ctrl-C, for moments at which Python would lose it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def defer_interrupts() -> Iterator[None]:
-    """Defer Ctrl-C: Python drops an exception raised during a fork, and a new process would print its own.
+    """Defer Ctrl-C: Python drops exceptions raised during a fork, and the new process would print a traceback.
 
-    A forked process must set a handler of its own.
+    A forked process must set its own handler.
     """
     before = signal.getsignal(signal.SIGINT)
     if before is None or threading.current_thread() is not threading.main_thread():

@@ -1,4 +1,4 @@
-"""Seeds derived from other seeds and numbers, the same in every process and interpreter."""
+"""Seeds derived from other seeds and numbers, identical in every process and interpreter."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORD = 0xFFFFFFFF
 
 
 class PhiloxEngine:
-    """A generator of 64-bit seeds; its attributes have the names that torchdata uses.
+    """A generator of 64-bit seeds, whose attributes are named as in torchdata.
 
     Args:
         seed: a 64-bit seed.

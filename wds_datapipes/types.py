@@ -13,24 +13,24 @@ Sample = dict[str, Any]
 class Shard:
     """A shard that is being read, referenced by all of its members.
 
-    It records whether the shard was read to its end, so that the current sample is complete, or reading failed, so that
-    the sample may lack a field. Shards with the same URL are equal.
+    It records whether the shard was read to its end, which completes the current sample, or failed, in which case that
+    sample may lack fields. Shards with the same URL are equal.
     """
 
     #: Its path or URL, as given.
     url: str
     #: The path of the file, or ``None`` if the shard is not a local file.
     local_path: str | None = field(default=None, compare=False)
-    #: Its number among the opened shards, from 0; -1 if unknown, as for a copy.
+    #: Its number among the opened shards, from 0; -1 if unknown, as in a copy.
     number: int = field(default=-1, compare=False)
     #: The offset at which reading ends, in bytes, if that is before the end of the shard; otherwise -1.
     end: int = field(default=-1, compare=False)
     #: ``None`` while it is being read, ``True`` after it was read to its end, and ``False`` after an error.
     is_complete: bool | None = field(default=None, compare=False)
-    #: Whether this is a copy, as from another process, which is not updated. A copy counts as complete, because its
-    #: samples would be dropped otherwise.
+    #: Whether this is a copy, as received from another process. Copies are not updated, so they count as complete;
+    #: otherwise, their samples would be dropped.
     is_copy: bool = field(default=False, compare=False)
-    #: Whether the beginning of the shard was valid, so that an error concerns the rest.
+    #: Whether the beginning of the shard was valid, so that any error concerns the rest.
     has_begun: bool = field(default=False, compare=False)
 
     def __reduce__(self) -> tuple[type[Shard], tuple[str, str | None, int, int, bool, bool]]:

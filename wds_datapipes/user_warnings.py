@@ -1,4 +1,4 @@
-"""Warnings that point at the user's code, through any number of stages and loaders."""
+"""Warnings that point at the user's code, however many stages and loaders lie between."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ MACHINERY = frozenset(
 def warn_user(text: str, category: type[Warning] = UserWarning) -> None:
     """Warn at the innermost line of user code, outside this package and the libraries that run it.
 
-    ``stacklevel`` cannot do so, since the number of frames depends on the pipeline and its loader. In a worker process
-    or a thread there may be no such line; then the warning points at the caller. Credentials in the text are hidden.
+    A ``stacklevel`` cannot do so, because the number of frames depends on the pipeline and its loader. If there is no
+    such line, as in a worker process or a thread, the warning points at the caller. Credentials in the text are hidden.
     """
     frame = caller = sys._getframe(1)
     while _is_machinery(frame):

@@ -1,1 +1,1 @@
-"""Benchmarks of a user's own shards: how fast they are read, decoded and delivered, and what limits that."""
+"""Benchmark a user's own shards: how fast they are read, decoded and delivered, and what limits the speed."""

@@ -31,13 +31,13 @@ class BenchmarkOptions:
     """What is measured.
 
     Args:
-        spec: the spec to which images are decoded, see `ImageDecoder`; None leaves them as bytes.
+        spec: the spec for decoding images, see `ImageDecoder`; None leaves them as bytes.
         crop: the height and width of a random resized crop in pixels; None decodes images in full.
         batch_size: the number of samples in a batch.
         seconds: how long each measurement takes, in seconds.
         reading: arguments for ``.load_wds_shards()``, such as ``storage_options``.
         key_rule: splits member names into keys and fields.
-        pipeline: takes the URLs and returns the pipeline to measure instead, whose items are batches of that size.
+        pipeline: a function of the URLs that returns another pipeline to measure, whose items are batches of that size.
     """
 
     spec: str | None = "torchrgb8"
@@ -49,7 +49,7 @@ class BenchmarkOptions:
     pipeline: Callable[[list[str]], IterDataPipe[Any]] | None = None
 
     def build(self, urls: Sequence[str]) -> dict[str, IterDataPipe[Any]]:
-        """Return the pipeline of batches that is measured, after those that end at an earlier stage."""
+        """Return the pipeline of batches to measure, preceded by pipelines that end at an earlier stage."""
         if self.pipeline is not None:
             return {"pipeline": self.pipeline(list(urls))}
         samples = ShardList(list(urls)).resample_wds_shards().load_wds_shards(**self.reading)
@@ -63,13 +63,13 @@ class BenchmarkOptions:
 
 
 class Delivery(NamedTuple):
-    """How fast batches arrive with a number of worker processes.
+    """The speed at which batches arrive with a number of worker processes.
 
     Attributes:
         workers: the number of worker processes; 0 for the main process only.
         samples_per_s: the number of samples that arrive per second.
         first_batch_s: the time from the start of the loader to the first batch, in seconds.
-        loop_share: the fraction of the time in which the main process computes, rather than waits for the workers.
+        loop_share: the fraction of the time in which the main process computes instead of waiting for the workers.
     """
 
     workers: int
@@ -78,7 +78,7 @@ class Delivery(NamedTuple):
     loop_share: float
 
     def headroom(self, step_s: float, batch_size: int) -> float:
-        """Return how many times as many samples arrive as training steps consume."""
+        """Return the ratio of the samples that arrive to those that training steps consume."""
         return self.samples_per_s * step_s / batch_size
 
 
@@ -88,9 +88,9 @@ class ShardBenchmark:
 
     Attributes:
         shards: the number of shards.
-        fields: the names of the fields of the first samples, and their mean sizes in bytes.
+        fields: the names of the fields in the first samples, with their mean sizes in bytes.
         sample_bytes: the mean size of a sample in bytes.
-        stages: the seconds that reading, decoding and batching take for a sample in one process.
+        stages: the seconds that reading, decoding and batching take per sample in one process.
         deliveries: the results for each number of workers.
         skipped: the samples that could not be decoded.
     """
@@ -110,7 +110,7 @@ class ShardBenchmark:
 
 
 def measure_shards(urls: Sequence[str], workers: Sequence[int], options: BenchmarkOptions) -> Iterator[ShardBenchmark]:
-    """Measure shards step by step, and yield the results so far after each step; it is the same object each time.
+    """Measure shards step by step; after each step, yield the results so far, always in the same object.
 
     Shards are drawn at random with replacement, so that any number of workers has enough of them.
 
@@ -150,7 +150,7 @@ def measure_shards(urls: Sequence[str], workers: Sequence[int], options: Benchma
 
 
 def _measure_rate(batches: Any, options: BenchmarkOptions) -> tuple[float, float, float]:
-    """Return the samples per second, the seconds to the first batch, and the fraction of time for computing."""
+    """Return the samples per second, the seconds to the first batch, and the fraction of time spent computing."""
     begin, count = time.perf_counter(), 0
     with closing(_endless(batches)) as items:
         next(items)

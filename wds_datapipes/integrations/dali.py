@@ -1,4 +1,4 @@
-"""`external_source`: samples of a pipeline as the inputs of an NVIDIA DALI pipeline."""
+"""`external_source` feeds the samples of a pipeline to an NVIDIA DALI pipeline."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from wds_datapipes.pipes.shards.shard_list import ShardList
 dali = require("nvidia.dali", extra="dali", purpose="feed a DALI pipeline")
 
 Cycle: TypeAlias = Literal["quiet", "raise", "no"]
-#: The values of the extensions of one sample.
+#: The values of a sample's fields, one for each input.
 Arrays: TypeAlias = tuple[Any, ...]
 
-#: The images that are read by default.
+#: The images to read by default.
 IMAGES = "jpg;jpeg;img;image;pbm;pgm;png"
 
 
@@ -42,40 +42,40 @@ def external_source(
     distributed: Distributed = None,
     **options: Any,
 ) -> Any:
-    """Return inputs of a DALI pipeline that are fed with the samples of a pipeline of this package.
+    """Return the inputs of a DALI pipeline, fed with the samples of a pipeline of this package.
 
-    Call it in a function that ``pipeline_def`` decorates, instead of ``fn.readers.webdataset``. Bytes arrive in DALI as
-    arrays of ``uint8``, which ``fn.decoders`` decode; arrays, tensors and numbers arrive as they are. The samples come
-    in the order of the pipeline, each once in an epoch. With checkpoints of DALI, a run resumes with the next batch.
+    Call it instead of ``fn.readers.webdataset``, in a function that ``pipeline_def`` decorates. Bytes arrive in DALI as
+    arrays of ``uint8``, which ``fn.decoders`` decode; arrays, tensors and numbers arrive unchanged. The samples come in
+    the order of the pipeline, each once per epoch. With DALI's checkpoints, a run resumes with the next batch.
 
     Args:
         dp: a pipeline of samples. Its ``.sharding_filter()`` splits the shards between ranks.
         paths: instead of ``dp``, a pattern or a list of shards, as for `ShardList`.
-        extensions: the fields of each sample. Alternatives are separated by ``;``. A string stands for one input, and a
-            sequence for as many as it has elements.
-        random_shuffle: shuffle the samples through a buffer, in another order in each epoch.
-        initial_fill: the number of samples in this buffer.
-        seed: the seed of all orders of the pipeline, the same on all ranks.
+        extensions: the fields of each sample. Alternatives are separated by ``;``. A string defines a single input, and
+            a sequence defines one for each element.
+        random_shuffle: shuffle the samples through a buffer, with a different order in each epoch.
+        initial_fill: the size of this buffer, in samples.
+        seed: the seed of all random orders of the pipeline, the same on all ranks.
         pad_last_batch: repeat the last sample of an epoch until its last batch is complete.
-        read_ahead: read all samples into memory now, and read nothing later.
-        cycle: what follows the last sample. ``"quiet"``: the first sample of the next epoch, in the same batch.
-            ``"raise"``: ``StopIteration``, and the next epoch after ``reset()`` of the DALI pipeline. ``"no"``:
-            ``StopIteration``, also after ``reset()``.
+        read_ahead: read all samples into memory now, and none later.
+        cycle: what follows the last sample. ``"quiet"`` continues with the first sample of the next epoch, in the same
+            batch. ``"raise"`` raises ``StopIteration``; after ``reset()`` of the DALI pipeline, the next epoch follows.
+            ``"no"`` raises ``StopIteration``, even after ``reset()``.
         distributed: the ranks that share the data, as for `StatefulShards`.
         options: further arguments of ``nvidia.dali.fn.external_source``, such as ``layout`` and ``device``.
 
     Returns:
-        A ``DataNode``, or a tuple with one for each of the ``extensions``.
+        A ``DataNode``, or a tuple with one for each of ``extensions``.
 
     Raises:
         TypeError: an argument has the wrong type; or both ``dp`` and ``paths`` are given, or neither.
         ValueError: an argument has an invalid value.
-        RuntimeError: it is called outside of a function that ``pipeline_def`` decorates.
-        MissingFieldError: while it runs, if a sample lacks a field.
-        EncodeError: while it runs, if DALI cannot hold a value.
-        EmptySourceError: while it runs, if an epoch has no samples.
-        StateError: while it runs, if a checkpoint of DALI was restored for a pipeline with ``with_epoch``.
-        MissingDependencyError: when this module is imported without DALI.
+        RuntimeError: the function is called outside of one that ``pipeline_def`` decorates.
+        MissingFieldError: during a run, a sample lacks a field.
+        EncodeError: during a run, DALI cannot hold a value.
+        EmptySourceError: during a run, an epoch has no samples.
+        StateError: during a run, a checkpoint of DALI was restored for a pipeline with ``with_epoch``.
+        MissingDependencyError: this module is imported without DALI.
 
     Examples:
         >>> from nvidia.dali import pipeline_def
@@ -115,7 +115,7 @@ def external_source(
 
 
 def _samples(dp: IterDataPipe[Any] | None, paths: str | Sequence[str] | None) -> Any:
-    """Return the pipeline, or that of the shards at some paths."""
+    """Return the pipeline, or one for the shards at some paths."""
     if (dp is None) == (paths is None):
         raise TypeError("external_source takes a pipeline of samples, or paths= of shards: pass one of them")
     if paths is not None:
@@ -126,7 +126,7 @@ def _samples(dp: IterDataPipe[Any] | None, paths: str | Sequence[str] | None) ->
 
 
 class DaliReader:
-    """Reads samples by their epoch and their position in it, without rereading if they are requested in order.
+    """Reads samples by epoch and position, without reading any of them again if they are requested in order.
 
     Args:
         data: yields the values of the key and of some fields of each sample.
@@ -148,25 +148,25 @@ class DaliReader:
 
         Raises:
             StopIteration: there are none.
-            StateError: they would have to be read again, and each epoch continues the one before.
+            StateError: samples would have to be read again, but each epoch continues the previous one.
         """
         if (epoch, position) != self._next:
             follows = (epoch, position) == (self._next[0] + 1, 0)
             if not follows and (epoch > 0 or self._next[0] >= 0) and PipelineGraph(self._data.pipe).spans_epochs:
                 raise StateError(
-                    "A checkpoint of DALI cannot be restored for a pipeline with with_epoch, since each of its epochs "
-                    'continues the one before. Leave it out, and pass cycle="quiet"'
+                    "A DALI checkpoint cannot be restored into a pipeline with with_epoch, because each epoch "
+                    'continues the previous one. Remove with_epoch, and pass cycle="quiet"'
                 )
             self._samples = self._samples_from(epoch)
-            next(islice(self._samples, position, position), None)  # of a restored checkpoint
+            next(islice(self._samples, position, position), None)  # skip to a restored checkpoint
         found = list(islice(self._samples, count))
-        self._next = epoch, position + count  # even past the last sample, since DALI may request more
+        self._next = epoch, position + count  # even past the last sample, because DALI may request more
         if not found:
             raise StopIteration
         return found
 
     def _samples_from(self, epoch: int) -> Iterator[Arrays]:
-        """Yield the samples of an epoch, and of those that follow without a reset."""
+        """Yield the samples of an epoch, and those of the epochs that follow without a reset."""
         if epoch > 0 and self._cycle == "no":
             return
         while True:

@@ -1,4 +1,4 @@
-"""`PipelineNode`: a pipeline as a source of ``torchdata.nodes``, which torchdata has from release 0.10 on."""
+"""`PipelineNode`: a pipeline as a source for ``torchdata.nodes``, which torchdata has since release 0.10."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ if TYPE_CHECKING:
 else:
     BaseNode = require("torchdata.nodes", extra="nodes", purpose="read with PipelineNode").BaseNode
 
-#: The key of a state that says whether the node had raised ``StopIteration``.
+#: The key in a state that says whether the node had raised ``StopIteration``.
 EXHAUSTED = "is_exhausted"
-#: Follows the last item of an epoch that has not failed.
+#: Follows the last item of an epoch, unless the epoch has failed.
 END: Final = object()
 
 
-class PipelineNode(BaseNode):  # type: ignore[misc]  # torchdata may be a release without nodes
-    """A source of ``torchdata.nodes`` that runs a pipeline, in this process or in workers, with mid-epoch states.
+class PipelineNode(BaseNode):  # type: ignore[misc]  # older releases have no nodes
+    """A source for ``torchdata.nodes`` that runs a pipeline, in this process or in workers, with mid-epoch states.
 
-    It yields the same items in the same order as a ``DataLoader2`` with that seed and a `ShardReadingService` of as
-    many workers, and splits the shards between ranks and workers as `StatefulShards` does. ``reset()`` loads the states
-    of all loaders, and these load the state of a ``torchdata.nodes.Loader`` over this node.
+    It yields the same items in the same order as a ``DataLoader2`` with the same seed and a `ShardReadingService` with
+    the same number of workers. It splits the shards between ranks and workers like `StatefulShards`. ``reset()`` loads
+    the states of all loaders, and these load the state of a ``torchdata.nodes.Loader`` over this node.
 
     Args:
         pipe: the pipeline.
         seed: the seed of the orders, the same on all ranks.
         distributed: the ranks that share the data, as for `StatefulShards`.
-        num_workers: the number of worker processes that run the pipeline; with 0, the process or thread that asks for
-            items does. Workers start with the first item of an epoch, and end with the epoch.
-        prefetch_factor: the number of items that each worker makes in advance, 2 by default.
-        multiprocessing_context: how workers are started, such as ``"forkserver"``. By default, as torch's
-            ``DataLoader`` starts them.
+        num_workers: the number of worker processes that run the pipeline; with 0, the process or thread that requests
+            items runs it. Workers start with the first item of an epoch and end with the epoch.
+        prefetch_factor: the number of items that each worker prefetches; 2 by default.
+        multiprocessing_context: the start method of workers, such as ``"forkserver"``. The default is that of torch's
+            ``DataLoader``.
 
     Attributes:
-        data: the `StatefulShards` that this node iterates over. Its ``set_epoch`` selects the next epoch. A state of
-            another loader is loaded by its ``load_state_dict`` before the first epoch.
+        data: the `StatefulShards` over which this node iterates. Its ``set_epoch`` selects the next epoch. Its
+            ``load_state_dict`` loads a state of another loader before the first epoch.
 
     Raises:
         TypeError: an argument has the wrong type.
         ValueError: an argument has an invalid value.
-        RuntimeError: ``distributed`` is True, and there is no process group.
+        RuntimeError: ``distributed`` is True, but there is no process group.
         StateError: a stage of the pipeline has no position, and its epochs are not reproducible from seeds.
-        MissingDependencyError: when this module is imported, if torchdata has no nodes.
+        MissingDependencyError: this module is imported, but torchdata has no nodes.
 
     Examples:
         >>> import torchdata.nodes as tn
@@ -91,7 +91,7 @@ class PipelineNode(BaseNode):  # type: ignore[misc]  # torchdata may be a releas
             prefetch_factor=prefetch_factor,
             multiprocessing_context=multiprocessing_context,
         )
-        self._has_begun = False  # an epoch, which has not ended
+        self._has_begun = False  # an epoch that has not ended
         self._is_exhausted = False
         self._begin_epoch()
 
@@ -102,7 +102,7 @@ class PipelineNode(BaseNode):  # type: ignore[misc]  # torchdata may be a releas
             initial_state: the return value of `get_state`, or of ``state_dict()`` of another loader of the pipeline.
 
         Raises:
-            StateError: it is none of these, or belongs to another pipeline, seed or rank.
+            StateError: the argument is none of these, or belongs to another pipeline, seed or rank.
         """
         super().reset(initial_state)
         self._close()
@@ -133,9 +133,9 @@ class PipelineNode(BaseNode):  # type: ignore[misc]  # torchdata may be a releas
         return {**self.data.state_dict(), EXHAUSTED: self._is_exhausted}
 
     def _begin_epoch(self) -> None:
-        """Begin to iterate; the items do not refer to this node."""
+        """Start to iterate; the items do not refer to this node."""
         self._items = _epoch_of(self.data, self._loader)
-        # When a node is garbage in a cycle, as with a Loader, torch cannot tell its workers to end, and waits 5 s for
+        # If a node is garbage in a cycle, as with a Loader, torch cannot ask its workers to end, and waits 5 s for
         # each. This ends them before anything is collected.
         self._close = weakref.finalize(self, self._items.close)
 
@@ -147,5 +147,5 @@ def _epoch_of(data: StatefulShards, loader: DataLoader[Any]) -> Generator[Any, N
 
 
 def _return_item(item: Any) -> Any:
-    """Replace the function with which torch converts arrays into tensors."""
+    """Replace the function with which torch converts arrays to tensors."""
     return item

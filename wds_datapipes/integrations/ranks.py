@@ -1,4 +1,4 @@
-"""One state of a loader for all ranks, as the checkpoints of most trainers need it."""
+"""Gather a single state of a loader for all ranks, which the checkpoints of most trainers need."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ __all__ = ["gather_states", "outline_state", "ranks_to_read"]
 
 
 def gather_states(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state of a loader on all ranks, which each rank of this and of any other number of ranks can load.
+    """Return the state of a loader on all ranks, which every rank can load, even if the number of ranks changes.
 
-    All ranks of the default process group call this at the same step: each waits for the others. Without a process
-    group, there is one rank. Only rank 0 receives the states of the others, unless all are equal, as those of an
-    indexed dataset are.
+    All ranks of the default process group must call this at the same step: each waits for the others. Without a process
+    group, there is a single rank. Only rank 0 receives the states of the others, unless all states are equal, as with
+    indexed datasets.
 
     Args:
         state: the state of the loader on this rank.
 
     Returns:
-        On rank 0, which saves it, the result of `merge_states`. On the other ranks, the state of that rank; if all
-        ranks have the same, also that result.
+        On rank 0, which saves it, the result of `merge_states`. On the other ranks, the same result if all states are
+        equal, or else the state of that rank.
 
     Raises:
-        StateError: on all ranks, if one of the states is not that of a loader, or they belong to different pipelines
-            or epochs.
+        StateError: on all ranks, if a state is not that of a loader, or the states belong to different pipelines or
+            epochs.
 
     Examples:
         >>> from wds_datapipes.integrations.ranks import gather_states

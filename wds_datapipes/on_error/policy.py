@@ -1,4 +1,4 @@
-"""Error policy of a stage: raises an error, or skips the item and reports it, also in a quarantine file."""
+"""The error policy of a stage: raise an error, or skip the item and report it, optionally in a quarantine file."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from wds_datapipes.user_warnings import warn_user
 
 T = TypeVar("T")
 
-#: Configuration errors, which no policy skips, since they would occur for every item.
+#: Configuration errors, which no policy skips, because they would occur for every item.
 ALWAYS_RAISED = (ErrorBudgetError, MissingDependencyError, UnknownSchemeError, UnsafeInputError)
 
-#: webdataset's handlers, the equivalent policies, and whether they continue. Those of webdataset that warn sleep half a
-#: second per error.
+#: webdataset's handlers, the equivalent policies, and whether they continue. webdataset's own warning handlers sleep
+#: for half a second per error.
 HANDLERS = {
     "reraise_exception": ("raise", True),
     "warn_and_continue": ("warn", True),
@@ -43,23 +43,23 @@ HANDLERS = {
 
 @dataclass(frozen=True)
 class ErrorBudget:
-    """An error policy that skips some items, and raises when there are too many.
+    """An error policy that skips some items and raises an error when there are too many.
 
-    Each stage counts separately, and from zero in each process and epoch. It counts samples, or shards in
-    ``load_wds_shards``. If several limits are given, the first one exceeded raises.
+    Each stage counts separately, starting from zero in each process and epoch. It counts samples, or shards in
+    ``load_wds_shards``. If several limits are given, exceeding any of them raises an error.
 
     Args:
         max_errors: the maximum number of skipped items.
         max_rate: the maximum fraction of skipped items, from 0 to 1.
-        max_consecutive: the maximum number of items skipped in a row.
+        max_consecutive: the maximum number of consecutive skipped items.
         after: the number of items after which ``max_rate`` applies.
-        warn: warn about the first error of each kind, and about their counts at the end, as ``"warn"`` does.
-        quarantine: a file to which all processes append a line for each skipped item; see `read_quarantine`. It may be
-            given without any limit.
+        warn: like ``"warn"``, warn about the first error of each kind, and about the counts at the end.
+        quarantine: a file to which all processes append a line for each skipped item; see `read_quarantine`. No limit
+            is required if it is given.
 
     Raises:
         TypeError: a number is not an integer.
-        ValueError: a limit is invalid, or none is given.
+        ValueError: a limit is invalid, or no argument is given.
 
     Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -94,14 +94,14 @@ stage silently; a stage that reads shards ends only the shard if its beginning w
 
 
 class CountedErrors(NamedTuple):
-    """An ``on_error`` together with the counters of the pipeline."""
+    """An ``on_error`` with the counters of the pipeline."""
 
     on_error: OnError
     counters: Counters
 
 
 def check_on_error(on_error: object) -> None:
-    """Raise if a value is not an error policy."""
+    """Raise an error if a value is not an error policy."""
     if (
         on_error not in ("raise", "warn", "skip")
         and not callable(on_error)
@@ -113,20 +113,20 @@ def check_on_error(on_error: object) -> None:
 
 
 def refuse_handler(keywords: Mapping[str, object], meaning: str) -> None:
-    """Raise for webdataset's ``handler=`` in a stage whose keywords have another meaning."""
+    """Raise an error for webdataset's ``handler=`` in a stage whose keywords have another meaning."""
     if callable(keywords.get("handler")):
         raise TypeError(f"webdataset's handler= is called on_error= here; {meaning}")
 
 
 class ErrorPolicy:
-    """Applies an ``on_error`` to one pass over the items of a stage.
+    """Applies an ``on_error`` to a pass over the items of a stage.
 
-    ``"warn"`` warns about the first error of each kind, and at the end about the counts: a shard with ten thousand bad
+    ``"warn"`` warns about the first error of each kind, and about the counts at the end: a shard with ten thousand bad
     samples causes two warnings.
 
     Args:
-        on_error: the user's policy; with `CountedErrors`, skipped items are counted there.
-        stage: the name of the stage in messages.
+        on_error: the user's policy; `CountedErrors` also give the counters for skipped items.
+        stage: the name of the stage, for messages.
 
     Attributes:
         counters: the counters of skipped items.
@@ -151,7 +151,7 @@ class ErrorPolicy:
         return bool(self._on_error == "raise")
 
     def counted(self, source: Iterable[T]) -> Iterable[T]:
-        """Return ``source``, counted if a budget needs it."""
+        """Return ``source``, counting its items if a budget needs it."""
         return source if self._budget is None else self._counting(source)
 
     def _counting(self, source: Iterable[T]) -> Iterator[T]:
@@ -192,7 +192,7 @@ class ErrorPolicy:
         if isinstance(sample, Mapping):
             url, key = str(sample.get("__url__", url)), str(sample.get("__key__", key))
         kind = type(error).__name__
-        reason = redact_text(str(error))  # may contain anything from a user's function
+        reason = redact_text(str(error))  # a user's function may raise any text
         item = SkippedItem(self._stage, kind, redact(url), key, field, reason)
         self.counters.count_skipped(item)
         if self._budget is not None and self._budget.quarantine is not None:
@@ -206,7 +206,7 @@ class ErrorPolicy:
         return continues
 
     def count_unread(self, source: object, taken: int) -> None:
-        """Count what a handler that ended the stage has left unread of its source, if the source has a length."""
+        """Count the items that a handler left unread when it ended the stage, if the source has a length."""
         try:
             unread = len(source) - taken  # type: ignore[arg-type]
         except TypeError:
@@ -215,13 +215,13 @@ class ErrorPolicy:
             self.counters.add_skipped(Skipped({f"{self._stage}: not read": unread}))
 
     def finish(self) -> None:
-        """Warn about the skipped items, if there are more than already reported."""
+        """Warn about skipped items that were not reported yet."""
         total = self.skipped.total()
         if self._on_error == "warn" and total > len(self.skipped):
             warn_user(f"{self._stage} skipped {total} items: {self._counts()}")
 
     def _spend(self, budget: ErrorBudget, error: Exception) -> None:
-        """Raise if the budget is exceeded."""
+        """Raise an error if the budget is exceeded."""
         self._run = self._run + 1 if self.tried <= self._latest + 1 else 1
         self._latest = self.tried
         total = self.skipped.total()
@@ -243,23 +243,23 @@ class ErrorPolicy:
 
 
 def concerns_all(error: Exception) -> bool:
-    """Whether an error would affect every item: an error of the pipeline, the credentials or the host."""
+    """Whether an error would affect every item, such as an error of the pipeline, the credentials or the host."""
     return isinstance(error, ALWAYS_RAISED) or getattr(error, "concerns_all", False) or is_systemic(error)
 
 
 def raise_error(error: Exception) -> None:
-    """Raise an error, where another function may skip it."""
+    """Raise an error that another function may skip."""
     raise error
 
 
 def note(error: Exception, text: str) -> None:
-    """Add a note to an error of user code that says where it happened (Python 3.11 and newer)."""
+    """Add a note to an error of user code that says where it happened (in Python 3.11 and newer)."""
     if hasattr(error, "add_note"):
         error.add_note(text)
 
 
 def _plain(on_error: Any) -> tuple[Any, bool]:
-    """Return the equivalent "raise", "warn", "skip" or function, and whether the stage continues after an error."""
+    """Return the equivalent "raise", "warn", "skip" or function, and whether the stage continues after errors."""
     if isinstance(on_error, ErrorBudget):
         return "warn" if on_error.warn else "skip", True
     if getattr(on_error, "__module__", None) == "webdataset.handlers":
@@ -268,7 +268,7 @@ def _plain(on_error: Any) -> tuple[Any, bool]:
 
 
 def write_quarantine(path: str, item: SkippedItem) -> None:
-    """Append an item to the file; this is safe for several processes at once.
+    """Append an item to the file; several processes may do so at once.
 
     Raises:
         MissingSidecarError: the file cannot be written.

@@ -1,1 +1,1 @@
-"""Parallel processing of shards, in several processes or on a user's executor."""
+"""Process shards in parallel, in several processes or on a user's executor."""

@@ -1,4 +1,4 @@
-"""Executors for work on shards: forked processes on this host, a user's executor, or this process."""
+"""Executors for tasks on shards: forked processes on this host, a user's executor, or this process."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from typing import Any, NamedTuple
 from wds_datapipes.errors import WorkerDiedError
 from wds_datapipes.interrupts import defer_interrupts
 
-#: How long processes may take to clean up unfinished files when they are terminated, in seconds.
+#: How long terminated processes may take to clean up unfinished files, in seconds.
 SHUTDOWN_S = 5.0
-#: The interval of repeated signals, in seconds: Python misses a signal that arrives just before it waits.
+#: The interval at which signals are repeated, in seconds, because Python misses a signal that arrives just before it
+#: waits.
 SIGNAL_INTERVAL_S = 0.1
-#: How often a process checks whether its parent is alive, in seconds.
+#: The interval at which a process checks whether its parent is alive, in seconds.
 PARENT_CHECK_S = 0.2
-#: The default number of concurrent tasks on an executor: more than most clusters have processors.
+#: The default number of concurrent tasks on an executor: more than the number of processors in most clusters.
 DEFAULT_TASKS = 1000
 
 
@@ -35,13 +36,13 @@ class InProcessExecutor(Executor):
         done: Future[Any] = Future()
         try:
             done.set_result(work(*arguments, **keywords))
-        except Exception as error:  # noqa: BLE001  raised by Future.result()
+        except Exception as error:  # noqa: BLE001  Future.result() raises it
             done.set_exception(error)
         return done
 
 
 class BorrowedExecutor:
-    """Runs tasks on any executor of ``concurrent.futures``, which stays open."""
+    """Runs tasks on any executor of ``concurrent.futures``, and leaves it open."""
 
     def __init__(self, work: Callable[..., Any], executor: Executor, max_tasks: int | None) -> None:
         self._work, self._executor = work, executor
@@ -67,7 +68,7 @@ class _Worker(NamedTuple):
     process: Any
 
     def shutdown(self) -> None:
-        """Wait for the process to end, and release its resources now rather than at garbage collection."""
+        """Wait for the process to end, and release its resources immediately instead of at garbage collection."""
         self.pool.shutdown(cancel_futures=True)
         if self.process is not None:
             with contextlib.suppress(ValueError):  # still running
@@ -77,8 +78,8 @@ class _Worker(NamedTuple):
 class ForkedPool:
     """Runs tasks in forked processes, so that the function need not be picklable.
 
-    Each process is a separate pool: if one is killed, its task is known, and the others continue. The processes end
-    when this process ends for any reason.
+    Each process is a separate pool, so if one is killed, its task is known and the others continue. The processes end
+    when this process ends, for any reason.
 
     Args:
         work: the function.
@@ -93,7 +94,7 @@ class ForkedPool:
         self._busy: dict[Future[Any], _Worker] = {}
 
     def submit(self, *arguments: Any) -> Future[Any]:
-        """Send the arguments to an idle process, and start one if needed."""
+        """Send the arguments to an idle process; start one if needed."""
         for done in [task for task in self._busy if task.done()]:
             worker = self._busy.pop(done)
             if isinstance(done.exception(), BrokenExecutor):
@@ -102,7 +103,7 @@ class ForkedPool:
                 self._idle.append(worker)
         if not self._idle:
             self._start_worker()
-        with defer_interrupts():  # otherwise a process could be neither idle nor busy, and never stopped
+        with defer_interrupts():  # otherwise, a process could be neither idle nor busy, and would never be stopped
             worker = self._idle.pop()
             task = worker.pool.submit(_run_task, *arguments)
             self._busy[task] = worker
@@ -128,7 +129,8 @@ class ForkedPool:
             initargs=(self._work, self._private),
         )
         with defer_interrupts(), warnings.catch_warnings():
-            # Since Python 3.12. In the child, torch uses one thread, and fsspec restarts its own.
+            # Python 3.12 and newer warn. The fork is safe: in the child, torch uses one thread, and fsspec restarts its
+            # own.
             warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)
             pid = pool.submit(os.getpid).result()
             process = next((each for each in multiprocessing.active_children() if each.pid == pid), None)
@@ -149,14 +151,14 @@ def start_workers(
     num_workers: int | None = None,
     private: Collection[int] = (),
 ) -> BorrowedExecutor | ForkedPool:
-    """Return workers for a number of tasks: a user's executor, processes, or this process.
+    """Return workers for a number of tasks: a user's executor, forked processes, or this process.
 
     Args:
         work: the function.
-        tasks: the number of tasks, which limits that of processes.
+        tasks: the number of tasks, which limits the number of processes.
         executor: any executor of ``concurrent.futures``.
-        num_workers: the number of processes, by default one per processor, or that of concurrent tasks on an executor;
-            0 works in this process.
+        num_workers: the number of processes, by default one per processor, or the number of concurrent tasks on an
+            executor; with 0, tasks run in this process.
         private: descriptors to close in processes.
     """
     if executor is not None:
@@ -170,7 +172,7 @@ def start_workers(
 def failure_of(task: Future[Any]) -> BaseException | None:
     """Return the error of a finished task, or ``None`` if it has a result."""
     if task.cancelled():
-        return WorkerDiedError("The executor cancelled the task: its workers, or the connection to them, may be gone")
+        return WorkerDiedError("The executor cancelled the task: its workers or the connection to them may be gone")
     error = task.exception()
     if isinstance(error, BrokenExecutor):
         return WorkerDiedError(f"A worker process died without a result: it may have been killed ({error})")
@@ -180,13 +182,13 @@ def failure_of(task: Future[Any]) -> BaseException | None:
 #: The function of a forked process, and a lock held while it runs. A process has only one function.
 _function: Callable[..., Any] | None = None
 _running = threading.Lock()
-#: Whether the exit of this process is deferred, and whether it is due.
+#: Whether the exit of this process is deferred, and whether an exit is due.
 _exit_deferred = _exit_due = False
 
 
 @contextlib.contextmanager
 def defer_exit() -> Iterator[None]:
-    """Defer the exit of a forked process until a resource created here has an owner that removes it."""
+    """Defer the exit of a forked process until a resource created meanwhile has an owner that removes it."""
     global _exit_deferred
     _exit_deferred = True
     try:
@@ -202,11 +204,11 @@ def _init_worker(work: Callable[..., Any], private: Collection[int]) -> None:
     _function = work
     for descriptor in private:
         os.close(descriptor)
-    # A terminal sends SIGINT to all processes; the parent stops this one. Its own children get the default handler.
+    # A terminal sends SIGINT to all processes, but the parent stops this one. Its own children get the default handler.
     signal.signal(signal.SIGINT, lambda *_: None)
     signal.signal(signal.SIGTERM, _exit_on_signal)
     if (torch := sys.modules.get("torch")) is not None:
-        torch.set_num_threads(1)  # threads are not forked, and there is one process per processor
+        torch.set_num_threads(1)  # threads are not forked, and each processor has a process
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_exit_with_parent, args=(parent.sentinel, os.getppid()), daemon=True).start()
@@ -219,7 +221,7 @@ def _run_task(*arguments: Any) -> Any:
 
 
 def _exit_on_signal(_number: int, _frame: object) -> None:
-    """Exit, unless already exiting: Python drops an exception raised during the deletion of an object."""
+    """Exit, unless this process is already exiting; Python drops exceptions raised while an object is deleted."""
     global _exit_due
     error = sys.exc_info()[1]
     while error is not None and not isinstance(error, SystemExit):
@@ -231,8 +233,8 @@ def _exit_on_signal(_number: int, _frame: object) -> None:
 
 
 def _exit_with_parent(sentinel: int, parent: int) -> None:
-    """Exit soon after the parent; a later sibling may keep the sentinel open, so the parent's PID is checked too."""
-    # Only the main thread handles signals, and one received by this thread would not wake it.
+    """Exit soon after the parent; its PID is checked, too, because a later sibling may keep the sentinel open."""
+    # Only the main thread handles signals, and a signal received by this thread would not wake it.
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     while not wait_for([sentinel], PARENT_CHECK_S) and os.getppid() == parent:
         pass

@@ -1,4 +1,4 @@
-"""Calls a function for each of many shards, in several processes at once, or on an executor."""
+"""Call a function for each of many shards, in several processes or on an executor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from wds_datapipes.parallel.executors import BorrowedExecutor, ForkedPool, start
 from wds_datapipes.parallel.progress import ProgressMeter
 from wds_datapipes.shards.patterns import expand_urls
 
-#: How often a process that waits for others looks for signals, in seconds.
+#: The interval at which a process that waits for others checks for signals, in seconds.
 SIGNAL_CHECK_S = 1.0
 
 K = TypeVar("K")
@@ -27,7 +27,7 @@ Shards: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
 
 
 def resolve_shards(urls: Shards, storage_options: Mapping[str, Any] | None = None) -> list[str]:
-    """Return the URLs of shards: expanded from a pattern, or unchanged from an iterable."""
+    """Return the URLs of shards, expanded from a pattern, or unchanged from an iterable."""
     if isinstance(urls, str | os.PathLike):
         if "${" in (text := os.fspath(urls)):
             raise SpecError(f"Only ShardList substitutes variables. Pass ShardList({redact(text)!r})")
@@ -38,14 +38,14 @@ def resolve_shards(urls: Shards, storage_options: Mapping[str, Any] | None = Non
 def map_shards(
     work: Callable[[str], T], urls: Sequence[str], *, executor: Executor | None, num_workers: int | None
 ) -> Generator[tuple[int, Future[T]], None, None]:
-    """Call ``work(url)`` for each shard, and yield its number and its future when it is done.
+    """Call ``work(url)`` for each shard; yield the shard's number and the future when it is done.
 
-    If the iteration stops early, pending calls are cancelled.
+    If iteration stops early, pending calls are cancelled.
 
     Args:
         work: a function that another process can import.
         urls: the shards.
-        executor: the executor; by default, forked processes that end with the iteration.
+        executor: the executor; by default, forked processes, which end with the iteration.
         num_workers: the number of processes; by default, one per processor. With 0 or 1, with a single shard, or with
             standard input among the shards, the calls are made in this process.
 
@@ -62,7 +62,7 @@ def map_shards(
     with closing(run_tasks(pool, waiting)) as tasks:
         for number, task in tasks:
             if isinstance(error := task.exception(), BrokenExecutor):
-                other = " or another shard" if executor is not None else ""  # a broken pool fails all its tasks
+                other = " or another shard" if executor is not None else ""  # all tasks of a broken pool fail
                 raise WorkerDiedError(
                     f"A worker process died while it processed {redact(urls[number])}{other}: it may have been killed, "
                     f"for example when out of memory ({error})"
@@ -79,13 +79,13 @@ def collect_shards(
     num_workers: int | None = None,
     progress: bool = True,
 ) -> list[T]:
-    """Call a function for each shard in forked processes, show the progress, and return the results in order.
+    """Call a function for each shard in forked processes, show progress, and return the results in order.
 
     Args:
         work: the function, which need not be picklable.
         urls: the shards.
         label: the label of the progress bar.
-        measure: returns the number of samples and the size of a shard, given its result.
+        measure: returns the number of samples and the size of a shard, given the function's result for it.
         num_workers: as for `map_shards`.
         progress: show a progress bar if standard error is a terminal and rich is installed.
 
@@ -104,9 +104,9 @@ def collect_shards(
 def run_tasks(
     pool: BorrowedExecutor | ForkedPool, waiting: deque[tuple[K, tuple[Any, ...]]]
 ) -> Generator[tuple[K, Future[Any]], None, None]:
-    """Call the function of a pool with all waiting arguments, including those added meanwhile.
+    """Call a pool's function with all waiting arguments, including those added meanwhile.
 
-    Yields the key and the future of each call when it is done. The pool is shut down when the iteration ends.
+    Yields the key and the future of each call when it is done. The pool is shut down when iteration ends.
     """
     running: dict[Future[Any], K] = {}
     try:
@@ -114,7 +114,7 @@ def run_tasks(
             while waiting and len(running) < pool.max_tasks:
                 key, arguments = waiting.popleft()
                 running[_submit_task(pool, arguments)] = key
-            # Python misses Ctrl-C if it comes just before an unlimited wait.
+            # Python misses Ctrl-C just before an unlimited wait.
             while not (done := wait(running, SIGNAL_CHECK_S, FIRST_COMPLETED).done):
                 pass
             for task in [task for task in running if task in done]:  # in submission order
@@ -124,7 +124,7 @@ def run_tasks(
 
 
 def _submit_task(pool: BorrowedExecutor | ForkedPool, arguments: tuple[Any, ...]) -> Future[Any]:
-    """Submit a call; if the executor refuses it, the future has that error, so that it is raised in turn."""
+    """Submit a call; if the executor rejects it, store the error in the future, so that it is raised in turn."""
     try:
         return pool.submit(*arguments)
     except Exception as error:  # noqa: BLE001  executors raise different errors

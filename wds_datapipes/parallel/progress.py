@@ -1,4 +1,4 @@
-"""Progress of work on shards: a bar in a terminal, and lines in a log."""
+"""The progress of tasks on shards: a bar in a terminal, and lines in a log."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-#: The minimum time between two updates of the bar, and between two lines in the log, in seconds.
+#: The minimum time between two updates of the bar and between two lines in the log, in seconds.
 BAR_PERIOD_S, LOG_PERIOD_S = 0.1, 10.0
 
 
 class ProgressMeter:
-    """Shows a progress bar on standard error if that is a terminal and rich is installed, and removes it at the end.
+    """Shows a progress bar if standard error is a terminal and rich is installed, and removes it at the end.
 
-    The bar is updated by `add`, without a thread, as worker processes may be forked meanwhile.
+    `add` updates the bar without a thread, because worker processes may be forked meanwhile.
 
     Args:
         label: the name of the task, such as ``"Indexing"``.
-        total: the number of shards or samples, if it is known.
-        shown: whether to show the bar; false if a tar archive goes to standard output.
+        total: the number of shards or samples, if known.
+        shown: whether to show the bar; false if an archive is written to standard output.
         unit: the unit of the bar, ``"shards"`` or ``"samples"``.
-        logger: also gets a line every 10 seconds, and one at the end.
+        logger: a logger that gets a line every 10 seconds and one at the end.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class ProgressMeter:
 
 
 def _new_bar() -> Any:
-    """Return a bar, or None if there is no terminal to show it."""
+    """Return a bar, or None if there is no terminal for it."""
     if sys.stderr is None or not sys.stderr.isatty():
         return None
     try:

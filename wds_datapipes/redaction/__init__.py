@@ -1,9 +1,9 @@
-"""Redaction of credentials in every text that leaves the package: errors, warnings, logs, reports and files.
+"""Redact credentials in every text that leaves the package: errors, warnings, logs, reports and files.
 
-A URL or a command is redacted where it becomes part of a text, by `redact`, which keeps what is known to be harmless:
-scheme, host, path and some query parameters of a URL; the programs, paths and names of options of a command. Errors,
-warnings, log records and skipped items then pass through `redact_text`, which redacts the URLs within a text, and the
-values that have the name of a credential.
+`redact` redacts a URL or a command where it becomes part of a text. It keeps only harmless parts: the scheme, host,
+path and some query parameters of a URL, and the programs, paths and option names of a command. Errors, warnings, log
+records and skipped items then pass through `redact_text`, which redacts the URLs within a text, and values that are
+named like credentials.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from collections.abc import Iterator
 
 from wds_datapipes.redaction.urls import mask_credentials, redact_urls
 
-#: Spaces, operators with their descriptors, and words with their quotes. All text matches.
+#: Spaces, operators with their descriptors, and words with their quotes. Any text matches.
 TOKEN = re.compile(
     r"(?s)(?P<space>\s+)|(?P<operator>\d?[|&;()<>]+(?:\d(?!\S))?)"
     r"|(?P<word>(?:\\.|\\\Z|'[^']*(?:'|\Z)|\"(?:\\.|[^\"\\])*(?:\"|\\?\Z)|[^\s|&;()<>'\"\\])+)"
 )
 QUOTED = re.compile(r"(?s)'([^']*)'?|\"((?:\\.|[^\"\\])*)\"?|\\(.?)")
 PROGRAM = re.compile(r"[\w.+/-]{1,60}")
-#: The names of options, and of files with a usual extension. An absolute path may also have @ and #.
+#: The names of options, and of files with a usual extension. An absolute path may also contain @ and #.
 HARMLESS = re.compile(
     r"\*\*\*|-\w?|--[a-z][a-z-]{0,60}|/dev/[\w/]+|(?:/[\w./%~*?{}@#,-]*|[\w./%~*?{},-]*)\.(?:7z|age|bin|bz2|cbor|csv|gpg|"
     r"gz|idx|index|jpe?g|jsonl?|lz4|mp4|msgpack|npy|npz|parquet|part|png|pth|py|sh|tar|tbz2?|tgz|txt|wav|xz|zip|zst)"
 )
 URL = re.compile(r"[A-Za-z][\w+.-]{0,30}://\S*")
-#: Hidden words of at least this many characters are hidden in the messages of the command as well.
+#: Hidden words with at least this many characters are hidden in the messages of the command as well.
 LONG = 6
 
-#: A command that is a URL of its own or the last pattern of several, and one within quotes.
+#: A command that is a URL by itself or the last of several patterns, and a command within quotes.
 COMMAND = re.compile(r"(?is)(\A|::)pipe:(.*)")
 QUOTED_COMMAND = re.compile(r"(?is)(?P<quote>['\"])(?P<scheme>pipe:)(?P<command>(?:\\.|(?!\1)[^\\])*)")
 ESCAPED = re.compile(r"\\(['\"\\n])")
 
 
 def redact(url: str) -> str:
-    """Replace the credentials in a URL, a pattern or a path with ``***``.
+    """Replace credentials in a URL, a pattern or a path with ``***``.
 
     >>> redact("https://me:pass@host/000.tar?part=1&X-Amz-Signature=0123abcd")
     'https://***@host/000.tar?part=1&X-Amz-Signature=***'
@@ -55,7 +55,7 @@ def redact(url: str) -> str:
 
 
 def redact_text(text: str) -> str:
-    """Replace the credentials in a text that quotes URLs and commands, such as the message of an error.
+    """Replace credentials in a text that quotes URLs and commands, such as an error message.
 
     >>> redact_text("There is no shard in ['pipe:curl -u me:pass https://host/a.tar', 's3://me:pass@host/b.tar']")
     "There is no shard in ['pipe:curl -u *** https://host/a.tar', 's3://***@host/b.tar']"
@@ -81,8 +81,8 @@ class _ShortRepr(reprlib.Repr):
     def repr_instance(self, x: object, level: int) -> str:
         try:
             text = builtins.repr(x)
-        except Exception:  # noqa: BLE001  of the user's class
-            return super().repr_instance(x, level)  # which shows only its type
+        except Exception:  # noqa: BLE001  a user's class may raise anything
+            return super().repr_instance(x, level)  # this shows only its type
         return super().repr_instance(_Shown(redact_text(text)), level)
 
     def repr_bytes(self, x: bytes, level: int) -> str:
@@ -104,7 +104,7 @@ logging.getLogger("wds_datapipes").addFilter(_redact_record)
 
 
 def _redact_quoted(found: re.Match[str]) -> str:
-    """Redact a command within quotes, escaped as by ``repr``."""
+    """Redact a command within quotes that is escaped as by ``repr``."""
     command = ESCAPED.sub(lambda escaped: "\n" if escaped[1] == "n" else escaped[1], found["command"])
     if (shown := redact_command(command)) == command:
         return found[0]
@@ -117,7 +117,7 @@ def _redact_plain(text: str) -> str:
 
 
 def redact_command(command: str) -> str:
-    """Replace the words of a shell command that are not known to be harmless with ``***``.
+    """Replace all words of a shell command that are not known to be harmless with ``***``.
 
     >>> redact_command("gpg --batch --passphrase hunter2 -d /data/000.tar.gpg | zstd -dc 2>/dev/null")
     'gpg --batch --passphrase *** -d /data/000.tar.gpg | zstd *** 2>/dev/null'
@@ -126,7 +126,7 @@ def redact_command(command: str) -> str:
 
 
 def hidden_words(command: str) -> set[str]:
-    """Return the words of a command that `redact_command` hides, and their parts, if they are not short."""
+    """Return the words of a command that `redact_command` hides, and parts of these words, except for short ones."""
     tokens = [token for token, shown in _tokens(command) if token != shown]
     words = [_unquote(token) for token in tokens]  # a message may quote the command itself
     words += [word[2:] if word.startswith("-") else word.partition("=")[2] for word in words]

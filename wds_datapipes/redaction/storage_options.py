@@ -1,4 +1,4 @@
-"""Credentials in storage options, and errors of libraries, which may quote them."""
+"""Redact the credentials in storage options, which errors of libraries may quote."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from urllib.parse import quote, quote_plus
 from wds_datapipes.redaction import hidden_words, redact_text
 from wds_datapipes.redaction.urls import hidden_parts
 
-#: Nested storage options are searched to this depth.
+#: The maximum depth to which nested storage options are searched.
 DEPTH = 6
-#: Values of at least this many characters are redacted within words too; numbers of at least this many digits are
+#: Values with at least this many characters are redacted even within words; numbers with at least this many digits are
 #: redacted.
 LONG, DIGITS = 8, 6
 
 
 def redactor_of(storage_options: Mapping[str, object], url: str = "") -> Callable[[str], str]:
-    """Return a function like `redact_text` for errors of a library, which may quote what it was given.
+    """Return a function like `redact_text` for errors of a library, which may quote its arguments.
 
-    The function also redacts every value in the storage options and the hidden parts of the URL, in any escaped form.
+    The function also redacts every value in the storage options, and the hidden parts of the URL, in any escaped form.
     """
     return _redactor([*secrets_in(storage_options), *hidden_parts(url)])
 
@@ -42,10 +42,10 @@ def _redactor(secrets: Iterable[str]) -> Callable[[str], str]:
 
 
 def secrets_in(value: object, depth: int = DEPTH) -> Iterator[str]:
-    """Yield all strings in nested options and their objects: each may be a credential."""
+    """Yield all strings in nested options and in their objects, because each may be a credential."""
     if isinstance(value, str):
         yield value
-        if "=" in value:  # a connection string: an error may quote a part of it
+        if "=" in value:  # an error may quote part of a connection string
             yield from (part for pair in re.split("[;&]", value) if len(part := pair.partition("=")[2]) >= LONG)
     elif isinstance(value, bytes | bytearray):
         yield value.decode(errors="replace")

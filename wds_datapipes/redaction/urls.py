@@ -1,4 +1,4 @@
-"""Credentials in texts: the user info and query of URLs, and values with the names of credentials."""
+"""Redact credentials in text: the user info and queries of URLs, and values that are named like credentials."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from urllib.parse import unquote
 
 SCHEME = re.compile(r"(?i)[a-z][a-z\d+.-]{0,30}\Z")
 WORD = re.compile(r"\S*")
-#: The end of a query within a longer text: a quote, or the next part of a chain.
+#: The end of a query within a longer text: a quote, or the next part of a chained URL.
 QUERY_END = re.compile(r"['\"`]|::")
-#: The parts of a query, each with the character before it.
+#: The parts of a query, each with the preceding character.
 PARTS = re.compile(r"([?&;#])([^?&;#]*)")
-#: Digits up to a slash are a port. Before ``?`` and ``#`` they may also be the beginning of a password.
+#: Digits up to a slash are a port. Before ``?`` and ``#``, they may also be the beginning of a password.
 PORT = re.compile(r"\d{1,9}(?:/|\Z)")
 #: A query that begins with a named parameter.
 NAMED_QUERY = re.compile(r"[?#][\w.~-]+=")
 
-#: The query parameters whose values are shown: versions and parts of files, and when and for what a URL was signed.
+#: The query parameters whose values are shown: versions and parts of files, and the time and scope of a signature.
 HARMLESS = re.compile(
     "(?i)alt|branch|dl|download|file|filename|format|generation|limit|name|offset|page|part|partnumber|path|prefix|raw|ref|"
     "rev|revision|shard|split|version|versionid|expires|response-content-type|x-id|"
     "x-(?:amz|goog)-(?:algorithm|date|expires|signedheaders)|se|ske|sks|skt|skv|sp|spr|sr|st|sv"
 )
-#: Their values, which hold no URL.
+#: The values of such parameters, which contain no URL.
 PLAIN = re.compile(r"(?i)(?:[\w.,:/~*+ -]|%(?:2[0CF]|3[AB])){0,200}")
 #: The name of a parameter, and values that are too short to be credentials.
 NAME, SHORT = re.compile(r"[\w.%~\[\]-]{1,60}"), re.compile(r"\d{0,5}|true|false|\*\*\*")
 
 
 def redact_urls(text: str) -> str:
-    """Replace the user info and the values of query parameters of all URLs in a text with ``***``.
+    """Replace the user info and the values of query parameters in all URLs of a text with ``***``.
 
     >>> redact_urls("https://me:a#b@host/000.tar?versionId=x2&token=0123abcd#top")
     'https://***@host/000.tar?versionId=x2&token=***#***'
@@ -44,7 +44,7 @@ def redact_urls(text: str) -> str:
 
 
 def hidden_parts(url: str) -> Iterator[str]:
-    """Yield the parts of a URL that `redact_urls` hides, and their parts, for messages that quote one of them."""
+    """Yield the parts of a URL that `redact_urls` hides, and fragments of them, for messages that quote them."""
     for before, piece in pairwise(url.split("://")):
         begin = _user_info(piece, before.lower().endswith(("http", "https")))
         name, colon, password = piece[: max(begin - 1, 0)].partition(":")
@@ -55,7 +55,7 @@ def hidden_parts(url: str) -> Iterator[str]:
 
 
 def _redacted(pieces: list[str], is_one: bool) -> Iterator[str]:
-    """Yield the pieces of a text between the ``://`` of its URLs, redacted; ``is_one`` if it is a single URL."""
+    """Yield the redacted pieces of a text between the ``://`` of its URLs; ``is_one`` if the text is a single URL."""
     yield pieces[0]
     for before, piece in pairwise(pieces):
         found = SCHEME.search(before[-31:])
@@ -111,10 +111,10 @@ def _redact_part(mark: str, part: str, scheme: str) -> str:
     return part if is_harmless else f"{name}{equals}***"
 
 
-# Errors quote untrusted responses of servers, so every pattern must run in linear time: repetitions are bounded
-# wherever another match could start within them.
+# Errors quote untrusted responses of servers, so every pattern must run in linear time: a repetition is bounded
+# wherever another match could start within it.
 
-#: What the names of credentials contain.
+#: Parts of the names of credentials.
 NAMES = (
     r"auth|credential|passw|passphrase|secret|signature|token|cookie|session|jwt|hmac|hdnt|"
     r"api[-_]?key|access[-_]?key|account[-_]?key|private[-_]?key|key-pair"
@@ -122,12 +122,12 @@ NAMES = (
 
 #: The user info of a web URL: everything before the ``@``.
 WEB_USER = re.compile(r"(?i)(https?://)[^\s/?#]*@")
-#: ``user:password@`` of any scheme. Without a password it is a name, as in Azure's ``abfs://container@account``. Digits
-#: up to a slash are a port; any other text may be a password, even with a slash that should be escaped as %2F.
+#: ``user:password@`` of any scheme. Without a password, it is a name, as in Azure's ``abfs://container@account``.
+#: Digits up to a slash are a port; any other text may be a password, even with a slash that should be escaped as %2F.
 PASSWORD = re.compile(r"(://)[^\s/?#:@\[]{0,1024}:(?!:|\d{1,9}(?:[/?#]|$))[^\s?#]{0,1024}@")
 
-#: The values of query parameters that sign or authorize: those of AWS, Google, Azure, CloudFront, Akamai and common
-#: APIs. The parameters may be percent-encoded within another URL.
+#: The values of query parameters that sign or authorize, as in AWS, Google, Azure, CloudFront, Akamai and common APIs.
+#: The parameters may be percent-encoded within another URL.
 PARAMETER = re.compile(
     rf"(?i)((?:[?&;]|%3F|%26)(?:[\w.-]{{0,99}}(?:{NAMES})"
     r"[\w.-]{0,99}|sig|sign|key|policy|pwd)(?:=|%3D))[^&;\s'\"]+"
@@ -136,7 +136,7 @@ PARAMETER = re.compile(
 #: The values of headers such as ``Authorization``, ``X-Api-Key`` and ``Cookie``.
 HEADER = re.compile(r"(?i)((?:authorization|token|cookie|api-?key)\s*:\s*|\bbearer\s+)[^\s'\"][^'\"\r\n]*")
 
-#: Quoted values as Python and JSON print them.
+#: Quoted values, as printed by Python and JSON.
 NAMED = re.compile(
     r"(?i)((?:credential|passw|passphrase|secret|signature|token(?!i[sz])|api[-_]?key|access_?key|account_?key|"
     r"authorization|cookie)[\w-]{0,99}['\"]?\s*[:=]\s*b?)(['\"])(?:(?!\2).)+\2"
@@ -153,9 +153,9 @@ COMMAND = re.compile(
 
 
 def mask_credentials(text: str) -> str:
-    """Replace the credentials in a text that are known by their names with ``***``.
+    """Replace credentials in a text that are recognized by their names with ``***``.
 
-    The result identifies a URL: it is the same after the URL was signed again, and differs for other parameters.
+    The result identifies a URL: signing the URL again does not change it, but other parameters do.
 
     >>> mask_credentials("https://host/?file=000.tar&X-Amz-Signature=0123abcd")
     'https://host/?file=000.tar&X-Amz-Signature=***'
@@ -171,5 +171,5 @@ def mask_credentials(text: str) -> str:
 
 
 def may_hold_credentials(text: str) -> bool:
-    """Whether a URL may change when it is redacted; cheaper than redacting it if it cannot."""
+    """Whether redaction may change a URL; if not, this check is cheaper than redacting it."""
     return any(mark in text for mark in ("@", "=", "?", "#", "%3D", "%3d", "pipe:", "PIPE:"))

@@ -1,4 +1,4 @@
-"""Tools for testing pipelines and stages: test shards, and checks of stages and of resuming."""
+"""Tools for testing pipelines and stages: test shards, a stage check and a resume check."""
 
 from wds_datapipes.testing.resuming import check_resume
 from wds_datapipes.testing.stage_contract import check_stage

@@ -1,4 +1,4 @@
-"""Resume check: resumes a pipeline from several positions in another process, and compares the items."""
+"""Check that a pipeline resumes: resume it at several positions in another process, and compare the items."""
 
 from __future__ import annotations
 
@@ -23,23 +23,22 @@ def check_resume(
 ) -> None:
     """Check that a pipeline resumes exactly from a saved state.
 
-    A state is saved at several positions of an epoch, and each state is loaded in a new interpreter. The items that
-    follow there, and those of the next epoch, must be the same as here. The loader is a ``DataLoader2`` with a
-    `ShardReadingService`.
+    States are saved at several positions of an epoch and loaded in a new interpreter. The items that follow there, and
+    those of the next epoch, must be the same as here. The loader is a ``DataLoader2`` with a `ShardReadingService`.
 
-    The other process is spawned: a script needs ``if __name__ == "__main__":``, and functions in the pipeline must be
-    picklable.
+    The other process is spawned, so a script needs ``if __name__ == "__main__":``, and functions in the pipeline must
+    be picklable.
 
     Args:
         make_pipeline: builds a new pipeline; its epochs must be finite.
         workers: the number of worker processes.
-        cuts: the maximum number of positions at which a state is saved, at least 2: after every item if there are
-            fewer, otherwise evenly spaced, including the beginning and the end.
+        cuts: the maximum number of positions at which a state is saved, at least 2: after every item if there are fewer
+            items, otherwise evenly spaced, including the beginning and the end.
         seed: the seed of the loader.
 
     Raises:
-        AssertionError: the items differ; the message names the position and the first different item. Or the pipeline
-            has no state, or is not reproducible with the same seed.
+        AssertionError: the items differ (the message names the position and the first different item), or the pipeline
+            has no state or is not reproducible with the same seed.
         ValueError: an argument is invalid.
 
     Examples:

@@ -1,4 +1,4 @@
-"""Stage contract: checks the behavior of a stage that loaders rely on."""
+"""The stage contract: check the behavior of a stage on which loaders rely."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from wds_datapipes.datapipes import IterDataPipe, graph_settings, traverse_dps
 
 
 def check_stage(make_pipe: Callable[[], IterDataPipe[Any]]) -> None:
-    """Check that a stage fulfils the contract that all loaders rely on.
+    """Check that a stage fulfills the contract on which all loaders rely.
 
-    Its ``__iter__`` is a generator function (otherwise DataLoader2 hangs if it fails before its first item); it can be
-    pickled before, during and after an iteration; it can be iterated again after a complete or an interrupted
-    iteration, and yields the same items with the same seed; it works in a worker process; and torch finds its sources,
-    to seed and shard them.
+    Its ``__iter__`` is a generator function (otherwise, DataLoader2 hangs if it fails before its first item). It can be
+    pickled before, during and after an iteration. It can be iterated again after a complete or an interrupted
+    iteration, and yields the same items with the same seed. It works in a worker process, and torch finds its sources,
+    in order to seed and shard them.
 
     Args:
         make_pipe: builds a new pipeline that ends in the stage and yields at least two items.

@@ -1,4 +1,4 @@
-"""Test shards, written with Python's tarfile module."""
+"""Write test shards with Python's tarfile module."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def build_shard(
     Args:
         path: the file to write; compressed if its name ends in ``gz``, ``bz2`` or ``xz``.
         samples: the samples, each with ``__key__`` and its fields as bytes or str, which are written in order. Fields
-            that begin with two underscores are not written.
+            whose names begin with two underscores are not written.
         tar_format: one of tarfile's formats.
         end_marker: write the two blocks of zeros at the end of an archive, and the padding of its last record.
 
