@@ -20,16 +20,16 @@ from process_stacks import stacks_of
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import destroy_process_group, init_process_group, is_initialized
 
-#: How long ranks may take, in seconds. pytest's limit, which would say nothing about them, is longer.
+#: The time limit of ranks, in seconds. It is shorter than pytest's limit, whose error would not describe them.
 LIMIT_S = 300.0
 
-#: How long the others may still take once a rank has failed, in seconds.
+#: The time limit of the other ranks after one has failed, in seconds.
 GRACE_S = 2.0
 
-#: How long processes may remain after the end of their rank, in seconds.
+#: How long processes may outlive their rank, in seconds.
 LEFT_S = 60.0
 
-#: How long to wait before asking again whether a rank has died, in seconds: its forks may keep its sentinel open.
+#: The interval for checking whether a rank has died, in seconds: its forks may keep its sentinel open.
 PAUSE_S = 0.5
 
 
@@ -40,7 +40,7 @@ class Failure(str):
 
 
 class Rank(NamedTuple):
-    """The process of a rank, which leads a process group, and the connection from it."""
+    """The process of a rank, which leads a process group, and a connection to receive its result."""
 
     process: BaseProcess
     results: Connection
@@ -49,7 +49,7 @@ class Rank(NamedTuple):
 def be_rank(rank: int, ranks: int, port: int, program: Callable[[int], Any], results: Connection, gate: Event) -> None:
     os.setpgid(0, 0)
     try:
-        # The thread of the store looks up who connects to it, and a process that is forked meanwhile inherits its lock.
+        # The store's thread looks up its clients, and a process forked in the meantime would inherit the held lock.
         gate.wait()
         torch.set_num_threads(1)
         if ranks > 1:
@@ -68,8 +68,8 @@ def on_ranks(ranks: int, program: Callable[[int], Any], limit_s: float = LIMIT_S
     """Return the results of a program, called with the number of its rank, on each of some ranks.
 
     Raises:
-        RuntimeError: a rank has raised an error, died, not ended in time or left a process behind. The message has the
-            stacks of all processes that still ran.
+        RuntimeError: a rank raised an error, died, did not end in time, or left a process behind. The message contains
+            the stacks of all processes that were still running.
     """
     deadline, found = time.monotonic() + limit_s, dict[int, Any]()
     stacks: str | None = None
@@ -101,7 +101,7 @@ def on_ranks(ranks: int, program: Callable[[int], Any], limit_s: float = LIMIT_S
 
 @contextmanager
 def running_ranks(ranks: int, program: Callable[[int], Any]) -> Iterator[list[Rank]]:
-    """Start ranks; in the end, kill what remains of them and of the processes that they have started."""
+    """Start ranks; finally, kill all that remain, and the processes that they started."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # outlives every rank
     context, running = multiprocessing.get_context("fork"), list[Rank]()
     gate = context.Event()

@@ -1,4 +1,4 @@
-"""The kinds of loaders, and the law for states: a resumed run yields the rest of the epoch, and the next one."""
+"""The kinds of loaders, and the law of states: a resumed run yields the rest of the epoch, and the next one."""
 
 from __future__ import annotations
 
@@ -124,11 +124,11 @@ def is_replayed(state: Any) -> bool:
 
 
 def check_law(new: Callable[..., Any], *, cuts: int) -> str:
-    """Check the law; return how the pipeline has resumed, or why it has no state.
+    """Check the law; return how the pipeline resumed, or why it has no state.
 
     Args:
         new: creates a loader, from a state if one is given.
-        cuts: how many states are saved, at even distances from the beginning of the second epoch to its end.
+        cuts: the number of states to save, evenly spaced from the beginning of the second epoch to its end.
     """
     states, second = list[Any](), list[Any]()
     with closing(new()) as run:

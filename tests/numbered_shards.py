@@ -12,7 +12,7 @@ from wds_datapipes.testing import build_shard
 
 
 def write_numbered(folder: Path, sizes: Sequence[int]) -> str:
-    """Write shards of some sizes, and return their pattern; the first one is ``0.tar``, with ``0-0`` and so on."""
+    """Write shards with these numbers of samples, and return their pattern; ``0.tar`` contains ``0-0`` and so on."""
     for shard, size in enumerate(sizes):
         build_shard(folder / f"{shard}.tar", [{"__key__": f"{shard}-{n}", "cls": f"{n}"} for n in range(size)])
     return f"{folder}/{{0..{len(sizes) - 1}}}.tar"

@@ -22,7 +22,7 @@ from wds_datapipes.testing import build_shard
 Pipe = Any
 Build = Callable[[], Pipe]
 
-#: How many samples each shard has.
+#: The number of samples in each shard.
 SIZES = {"": (4, 0, 6, 1, 5, 2), "a": (7, 0, 5, 1), "b": (3, 4)}
 #: The same samples as records; shards without any are left out.
 RECORDS = {
@@ -33,7 +33,7 @@ RECORDS = {
 
 
 def write_shards(times: int = 1) -> None:
-    """Write the shards and records that the pipelines read to the working directory, each ``times`` as long."""
+    """Write the shards and records of the pipelines to the working directory, each ``times`` as long."""
     for name, sizes in SIZES.items():
         for shard, size in enumerate(sizes):
             numbers = [(f"{name}{shard}-{n}", str(n)) for n in range(times * size)]
@@ -61,7 +61,7 @@ def shards_of(times: int = 1) -> Any:
 
 
 def all_keys(times: int = 1) -> list[str]:
-    """Return the keys of the samples in the shards without another name, sorted."""
+    """Return the sorted keys of the samples in the default shards."""
     return sorted(f"{shard}-{number}" for shard, size in enumerate(SIZES[""]) for number in range(times * size))
 
 
@@ -121,7 +121,7 @@ CROPS = ImageDecoder("rgb8", crop=RandomResizedCrop((1, 4), scale=(0.2, 0.3), ra
 
 
 def some(sample: dict[str, Any]) -> list[dict[str, Any]]:
-    """None, one or several items from one."""
+    """Yields none, one or several items for each item."""
     return [{**sample, "part": part} for part in range(number_in(sample) % 4)]
 
 
@@ -151,7 +151,7 @@ def listed() -> Pipe:
 
 
 class Declared(Stage[Any]):
-    """Keeps nothing between two items, and declares that."""
+    """Keeps nothing between two items, and declares this."""
 
     is_stateless = True
 
@@ -171,7 +171,7 @@ class OwnMapper(Mapper):  # type: ignore[type-arg]  # torch declares a type para
 
 
 class Pairs(Stage[Any]):
-    """Yields each item with the two before it, and has a state that contains them."""
+    """Yields each item with the two previous ones, which its state contains."""
 
     def __init__(self, source: Pipe) -> None:
         self.source = source
@@ -183,7 +183,7 @@ class Pairs(Stage[Any]):
             self.before = []
         self.is_resumed = False
         for item in self.source:
-            self.before.append(key_of(item))  # the very list that state_dict() has returned
+            self.before.append(key_of(item))  # the same list that state_dict() returned
             del self.before[:-3]
             yield tuple(self.before)
 
@@ -343,7 +343,7 @@ EXACT: dict[str, Build] = {
     "a stage with a state": lambda: Pairs(split().shuffle_samples(7)),
     "a stage that holds samples back": lambda: Buckets(split(), 7),
 }
-#: So do these, whose next epoch starts where the last one has ended.
+#: So do these, whose next epoch starts where the previous one ended.
 STREAMS: dict[str, Build] = {
     "batches": lambda: split().shuffle_samples(4).map_samples_with_rng(draw).batch(2).with_epoch(7),
     "a shuffle after it": lambda: drawn().map_samples_with_rng(draw).with_epoch(13).shuffle_samples(5),
@@ -374,7 +374,7 @@ REPLAYED: dict[str, Build] = {
     "no shards": listed,
     "zipped": lambda: listed().zip(listed()),
 }
-#: These too, but only with the service.
+#: These also do, but only with the service.
 IN_MAIN: dict[str, Build] = {
     "a stage in the main process": lambda: InMain(split().shuffle_samples(5)),
     "a shuffle there": lambda: InMain(listed()).shuffle(buffer_size=5),

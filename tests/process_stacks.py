@@ -1,4 +1,4 @@
-"""The stacks of the processes that a test has started, which say what it waits for."""
+"""The stacks of the processes that a test has started, which show what it is waiting for."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from tempfile import TemporaryFile
 
 import psutil
 
-#: How long a process may take to write its stacks, in seconds.
+#: The time limit for a process to write its stacks, in seconds.
 DUMP_S = 5.0
 
 _file = TemporaryFile(buffering=0)  # noqa: SIM115  open as long as this process and its forks run
 
 
 def record_stacks() -> None:
-    """Let this process, and those that are forked from it, write their stacks on SIGUSR2."""
+    """Make this process and its forks write their stacks on SIGUSR2."""
     faulthandler.register(signal.SIGUSR2, _file)
 
 
 def children_since(since_s: float) -> list[psutil.Process]:
-    """Return the children of this process, and theirs, that started later than some seconds after the boot."""
+    """Return the descendants of this process that started after a time, given in seconds since boot."""
     found = list[psutil.Process]()
     for process in psutil.Process().children(recursive=True):
         with suppress(FileNotFoundError):
@@ -37,7 +37,7 @@ def children_since(since_s: float) -> list[psutil.Process]:
 
 
 def runs(process: psutil.Process) -> bool:
-    """Whether a process is running; one whose parent has died may remain as a zombie until init reaps it."""
+    """Whether a process is running; an orphan may remain as a zombie until init reaps it."""
     with suppress(psutil.NoSuchProcess):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
@@ -60,7 +60,7 @@ def stacks_of(processes: Iterable[psutil.Process]) -> str:
 
 
 def _writes_stacks(process: psutil.Process) -> bool:
-    """Whether a process handles the signal: one that does not would be killed by it."""
+    """Whether a process handles the signal, which would otherwise kill it."""
     handled = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text())
     return process.status() != psutil.STATUS_ZOMBIE and bool(
         handled and int(handled[1], 16) >> (signal.SIGUSR2 - 1) & 1

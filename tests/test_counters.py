@@ -1,4 +1,4 @@
-"""Counters of what a pipeline reads and skips."""
+"""Counters of the items that a pipeline reads and skips."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_copy_starts_at_zero() -> None:
         assert (copied.entries, copied.figures(), copied.skipped()) == (0, {}, Skipped())
 
 
-# who writes into it
+# the process that writes to it
 
 
 def test_an_entry_contains_the_shard_the_key_and_the_field() -> None:

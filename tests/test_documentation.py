@@ -53,7 +53,7 @@ def test_a_page_runs(page: Path, programs: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_a_page_names_the_program_that_writes_its_shards(page: Path) -> None:
-    """Readers have only what the page makes, or tells them to make."""
+    """Readers have only the files that the page makes, or asks them to make."""
     text = page.read_text(encoding="utf-8")
     if "data/train-" in text and page != ROOT / "docs" / EXAMPLE:
         assert f"{EXAMPLE}#example-shards" in text.partition("data/train-")[0]

@@ -1,4 +1,4 @@
-"""Every error of the package: its place in the tree, and how it crosses to another process."""
+"""Every error of the package: its place in the hierarchy, and how it is sent to another process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_an_error_crosses_to_another_process_with_its_type_and_text() -> None:
         error = kind("x.tar holds 'a', at byte 512: {x} %s")
         copied = pickle.loads(pickle.dumps(error))
         assert (type(copied), str(copied)) == (kind, str(error))
-        # Dask's exceptions cross by ``__new__``, which fails if the first builtin among the bases is not the largest.
+        # Dask creates received exceptions with ``__new__``, which fails if the first builtin base is not the largest.
         assert type(kind.__new__(kind, "x")) is kind
         # A DataLoader rebuilds an error from its class and its traceback as text.
         wrapped = pickle.loads(pickle.dumps(ExceptionWrapper((kind, error, None), where="in a worker")))
@@ -47,7 +47,7 @@ def test_an_error_crosses_to_another_process_with_its_type_and_text() -> None:
 
 
 def read_failing(_folder: Path) -> None:
-    """Address 0 of this process's memory is a file that opens, and fails when it is read."""
+    """The memory of this process at address 0 is a file that can be opened but not read."""
     list(IterableWrapper(["/proc/self/mem"]).load_wds_shards())
 
 
@@ -58,7 +58,7 @@ def read_failing(_folder: Path) -> None:
         (
             errors.CacheError,
             lambda _: list(IterableWrapper([threading.Lock()], deepcopy=False).cache_samples()),
-            r"cache_samples cannot cache an item of type lock, as it cannot be pickled: TypeError",
+            r"cache_samples cannot cache an item of type lock: pickling it raised TypeError",
         ),
         (errors.MissingSidecarError, lambda folder: read_index(f"{folder}/x.wdsidx"), "there is no such file"),
     ],

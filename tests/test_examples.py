@@ -1,4 +1,4 @@
-"""The examples: their runs are killed and resumed, and the loss falls."""
+"""The examples: killed runs resume, and the loss decreases."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ EXAMPLES = Path(__file__).parents[1] / "docs/examples"
 IMAGENET = EXAMPLES / "imagenet"
 #: Programs that run on each rank.
 SCRIPTS = Path(__file__).parent / "examples"
-#: What training imports when it begins, which takes longer than all else.
+#: The imports of a training script, which take longer than everything else.
 IMPORTED = ("torch._dynamo", "torch.distributed.tensor", "torch.nn.parallel", "av")
 TRAIN, VALIDATION = 45, 13
 CLASSES = ("n01440764", "n01443537")
-#: The limit before a run counts as a hang, in seconds.
+#: A run that takes longer than this counts as a hang, in seconds.
 LIMIT_S = 200
 LOADERS = ("files", "shards", "indexed")
 OPTIONS = "-j 1 --epochs 2 -b 8 --size 32 --num-classes 2 --seed 1 --lr 0.05 -p 1 --save-every 2 --mixup 1 --cutmix 1"
@@ -79,7 +79,7 @@ def data(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Data:
 
 
 def free_port() -> int:
-    """Return a port that is free, and stays so: it is below those that the system chooses for others."""
+    """Return a free port below those that the system assigns, so it stays free."""
     while True:
         port = random.randrange(20_000, 32_000)
         with socket.socket() as found, suppress(OSError):
@@ -126,7 +126,7 @@ def trail(done: Done) -> list[str]:
 
 @pytest.fixture(scope="module")
 def read(data: Data, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], list[Any]]:
-    """What two ranks read with each loader, and what one rank reads that resumes from the states of the two."""
+    """What two ranks read with each loader, and what one rank reads when it resumes from their states."""
     states = tmp_path_factory.mktemp("states") / "states.json"
     found = []
     for ranks in (2, 1):

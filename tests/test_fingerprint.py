@@ -1,4 +1,4 @@
-"""Fingerprints: they change with code and values, and are the same in every process."""
+"""Fingerprints change with code and values, and are the same in every process."""
 
 from __future__ import annotations
 
@@ -81,11 +81,11 @@ def test_a_constant_that_a_function_reads_counts() -> None:
 
 
 def test_an_object_without_a_value_is_a_warning() -> None:
-    with pytest.warns(UserWarning, match=r"An object of generator cannot be told .* Give the class a method fing"):
+    with pytest.warns(UserWarning, match=r"An object of generator cannot be dist.* Give the class a method fing"):
         fingerprint(number for number in range(3))
 
 
-#: The package is not imported, which takes seconds.
+#: This avoids importing the package, which takes seconds.
 SCRIPT = """
 import sys, types
 package = sys.modules["wds_datapipes"] = types.ModuleType("wds_datapipes")

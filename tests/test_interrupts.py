@@ -1,4 +1,4 @@
-"""Ctrl-C that comes during `defer_interrupts` has its usual effect afterwards."""
+"""Ctrl-C during `defer_interrupts` has its usual effect afterwards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 import wds_datapipes
 
-#: The package is not imported, which takes seconds.
+#: This avoids importing the package, which takes seconds.
 PROGRAM = """
 import signal, types, sys
 package = sys.modules["wds_datapipes"] = types.ModuleType("wds_datapipes")

@@ -1,4 +1,4 @@
-"""What each package of `wds_datapipes` may import and do."""
+"""The imports and actions allowed in each package of `wds_datapipes`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def level(module: str) -> int:
 #: Modules that work without torch.
 TORCH_FREE = [name for name in MODULES if level(name) <= ORDER.index("prepare")]
 LOWER = [name for name in MODULES if level(name) <= ORDER.index("pipes")]
-#: The names of libraries that few modules import, so that a release that moves them concerns only these.
+#: Names of libraries that only few modules import, so that a release that moves them affects only these.
 ADAPTED = {
     r"torch\.utils\.data\.(datapipes|graph|graph_settings|IterDataPipe|MapDataPipe|functional_datapipe)\b": [
         "wds_datapipes/datapipes.py"
@@ -62,7 +62,7 @@ def imported(statements: ast.AST) -> Iterator[str]:
 
 
 def imported_at_import(module: ast.Module) -> Iterator[str]:
-    """The full names of everything imported when the module itself is."""
+    """The full names of everything imported when the module itself is imported."""
     for statement in module.body:
         if isinstance(statement, ast.If) and ast.unparse(statement.test) == "TYPE_CHECKING":
             continue

@@ -1,4 +1,4 @@
-"""The page on moving from webdataset: it contains every public name, and names nothing that does not exist."""
+"""The page on moving from webdataset contains every public name, and no name that does not exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every package that only some pipelines need: the error if it is missing, and that its extra installs it."""
+"""Packages that only some pipelines need: the error if one is missing, and the extra that installs it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def use_module(name: str) -> Callable[[Path], object]:
     return lambda _: importlib.import_module(f"wds_datapipes.integrations.{name}")
 
 
-#: Users of each package: the package, the extra that installs it, and something that needs it.
+#: Each package, the extra that installs it, and something that needs it.
 NEEDS: list[tuple[str, str, Callable[[Path], object]]] = [
     ("av", "media", decode("mp4", "torch_video")),
     ("av", "media", decode("wav", "torch_audio")),
@@ -97,7 +97,7 @@ DISTRIBUTIONS = {"nvidia": "nvidia-dali-cuda120", "sklearn": "scikit-learn", "ya
 
 def required() -> set[tuple[str, str]]:
     """The packages and extras in all calls of ``require``."""
-    found = set(EXTRAS.values())  # the one call whose arguments are not constants
+    found = set(EXTRAS.values())  # the only call whose arguments are not constants
     for path in SOURCES.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "require":

@@ -1,4 +1,4 @@
-"""Private names of other libraries: used only in the module that adapts the library, and present in every release."""
+"""Private names of other libraries are used only in the module that adapts the library, and exist in all releases."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "wds_datapipes"
 MODULES = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
 PRIVATE = re.compile(r"_[A-Za-z]\w*")
-#: Names that are documented in spite of the underscore, or stable as long as their class exists.
+#: Names that are documented despite the underscore, or stable as long as their class exists.
 DOCUMENTED = {"_asdict", "_exit", "_fields", "_getframe", "_make", "_replace"}
 
 
@@ -113,7 +113,7 @@ TABLE = [
 
 
 def resolve(path: str, name: str) -> Any:
-    """Return what a path such as ``module:Class().attribute`` stands for; without an attribute, ``name`` of it."""
+    """Return the object at a path such as ``module:Class().attribute``; without an attribute, its ``name``."""
     module, _, expression = path.partition(":")
     found = importlib.import_module(module)
     for part in filter(None, (expression or name).split(".")):

@@ -56,7 +56,7 @@ def test_all_is_sorted_and_complete() -> None:
 
 
 def test_everything_public_has_a_docstring() -> None:
-    # Of the class itself: an inherited docstring describes something else.
+    # A docstring of the class itself, because an inherited one describes something else.
     assert [name for name, value in public_objects() if not (value.__doc__ or "").strip()] == []
     assert {"load_wds_shards", "group_samples", "wds_decode"} <= set(STAGES)
 
@@ -69,7 +69,7 @@ def test_a_stage_is_public_and_documented(name: str) -> None:
     assert f"(functional name: ``{name}``)." in text.partition("\n\n")[0]
     assert "\nYields:\n" in text
     assert ">>> " in text
-    # What help() shows on the functional form.
+    # The text that help() shows for the functional form.
     assert getattr(IterDataPipe.functions[name], "__doc__", None) == stage.__doc__
     arguments = text.partition("\nArgs:\n")[2].partition("\n\n")[0]
     told = {word for line in re.findall(r"(?m)^    (\S.*?):", arguments) for word in line.split(", ")}

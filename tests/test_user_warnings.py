@@ -1,4 +1,4 @@
-"""Warnings name the line of the user's code, however the pipeline is run."""
+"""Warnings point to the line of the user's code, however the pipeline is run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from wds_datapipes.user_warnings import warn_user
 
 
 def damaged() -> IterDataPipe[Any]:
-    """A pipeline that skips two samples, and so warns twice, with stages after the one that does."""
+    """A pipeline in which one stage skips two samples and therefore warns twice, with stages after it."""
     samples = IterableWrapper([{"__key__": str(number), "cls": b"x" if number > 2 else b"1"} for number in range(5)])
     pipe: IterDataPipe[Any] = samples.wds_decode(on_error="warn").shuffle_samples(10).to_tuple("__key__", "cls")
     return pipe.batch(2)

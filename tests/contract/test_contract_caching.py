@@ -71,7 +71,7 @@ def test_69_copies_are_evicted_until_the_rest_fits() -> None:
     kept = ShardList([urls[0]]).cache_wds_shards("ours").load_wds_shards()
     before = {path.stat().st_ino for path in Path("ours").glob("*-*")}
     list(kept)
-    # The first was fetched first and used last, so the second one is evicted; theirs goes by the time of fetching.
+    # The first copy was fetched first and used last, so the second one is evicted; theirs evicts by time of download.
     assert {path.stat().st_ino for path in Path("ours").glob("*-*")} == before
 
 
@@ -87,7 +87,7 @@ def test_79_one_download_serves_many_processes() -> None:
     with ThreadPoolExecutor(count) as pool:
         assert set(pool.map(read, range(count))) == {6}
     assert len(Path("fetched").read_text()) == 1
-    # webdataset checks for a copy, and fetches one if there is none, without a lock.
+    # webdataset checks for a copy and otherwise fetches one, without a lock.
     Path("fetched").unlink()
     their_cache = webdataset.cache.FileCache("theirs", validator=None)
     assert their_cache.get_file(url) == their_cache.get_file(url)

@@ -204,7 +204,7 @@ def test_73_fields_that_can_run_code_are_refused_unless_the_stage_allows_it(monk
     assert next(iter(ours(pickled).wds_decode(allow_pickle=True)))["pkl"] == {1, 2}
     weights = next(iter(ours(pickled).wds_decode(only="pth")))["pth"]
     assert torch.equal(weights["weights"], torch.ones(2))
-    # There is no flag for the whole process: the pipeline itself states what it may do.
+    # There is no global flag: each pipeline states what it allows.
     monkeypatch.setenv("WDS_SECURE", "1")
     monkeypatch.setattr(webdataset.utils, "enforce_security", True)
     assert next(iter(ours(f"pipe:cat {pickled}").wds_decode(allow_pickle=True)))["pkl"] == {1, 2}

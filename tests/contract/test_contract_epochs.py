@@ -181,7 +181,7 @@ def test_measured_n_ranks_and_workers_come_only_from_the_loader(monkeypatch: pyt
         apply_sharding(pipe, 3, rank, SHARDING_PRIORITIES.DISTRIBUTED)
         apply_sharding(pipe, 2, worker, SHARDING_PRIORITIES.MULTIPROCESSING)
         parts[rank, worker] = list(pipe)
-    assert parts[1, 1] == ["3", "9"]  # of the six that split them, it is the fourth
+    assert parts[1, 1] == ["3", "9"]  # the fourth of the six processes that split the data
     assert sorted(url for part in parts.values() for url in part) == list(ShardList(TEN))
 
 
@@ -227,7 +227,7 @@ def test_43_more_workers_than_shards_are_no_error() -> None:
     want = [(b"%d" % n,) for n in range(COUNT)]
     assert epochs(pipe, 0, 1, workers=2) == [want]
     assert [tuple(item) for item in DataLoader(pipe, batch_size=None, num_workers=2)] == want
-    with pytest.raises(EmptySourceError, match="more workers or ranks than shards"):
+    with pytest.raises(EmptySourceError, match="fewer shards than workers or ranks"):
         epochs(ours().non_empty(), 0, 1, workers=2)
 
 
@@ -278,7 +278,7 @@ def fill(folder: str) -> Path:
 
 
 def name_of(url: str) -> str:
-    """The name of a shard that webdataset has renamed, or that we have moved to the claims."""
+    """The original name of a shard that webdataset has renamed or that we have moved to the claims."""
     return re.sub(r"\._\d+_$|^[0-9a-f]{8}-", "", Path(url).name)
 
 

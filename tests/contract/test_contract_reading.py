@@ -236,7 +236,7 @@ def test_17_a_truncated_command_output_is_an_error_or_the_end() -> None:
         ours(url)
     stop = webdataset.ignore_and_stop
     got = ours(url, on_error=stop)
-    # The truncated file, whose name is unknown, might have been a field of the sample before it.
+    # The truncated file, whose name is unknown, might be a field of the previous sample.
     assert len(got) == 95 // 7 - 1
     assert got == theirs(url, handler=stop)[:-1]
 

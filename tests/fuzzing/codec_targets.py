@@ -25,7 +25,7 @@ from wds_datapipes.codecs.images import ImageDecoder
 from wds_datapipes.codecs.tenbin import encode_tenbin
 from wds_datapipes.errors import DecodeError, UnsafeInputError
 
-#: How much additional memory an input may take, in bytes, besides a thousand times its own size.
+#: The memory that decoding an input may use in addition to a thousand times its size, in bytes.
 ROOM = 512 << 20
 
 FIELDS = [*sorted(set(CODECS) - {"pickle", "pkl", "pyd"}), "json.gz", "npy.gz", "pkl"]
@@ -38,7 +38,7 @@ def peak() -> int:
 
 
 def decode(field: str, data: bytes, chain: DecoderChain) -> None:
-    """Decode one field: the result is a value or a `DecodeError`, and the memory stays in proportion."""
+    """Decode one field: the result is a value or a `DecodeError`, and memory use stays proportional to its size."""
     before = peak()
     with warnings.catch_warnings(), contextlib.suppress(DecodeError, UnsafeInputError):
         warnings.simplefilter("ignore")
@@ -94,7 +94,7 @@ VALUE_TOKENS += [b"\x5b\x7f\xff\xff\xff\xff\xff\xff\xff", b"NaN", b"1e999", b"["
 
 @cache
 def picture_seeds() -> list[bytes]:
-    """Create small pictures of each format that can be written."""
+    """Create small pictures in each writable format."""
     deep = b"P6 9 8 65535\n" + bytes(9 * 8 * 6)
     eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n"
     found = [b"\0\0" + each for each in (eps, deep, b"8BPS\0\1" + bytes(40))]

@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-#: The seconds after which one input is a hang; and the most memory, in MB, including torch.
+#: The time limit of one input in seconds, and the memory limit in MB, including torch.
 HANG_S, MEMORY_MB = 20, 3000
 
 
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def names_of_targets() -> list[str]:
-    """List the targets in another process, because nothing may be imported here that atheris instruments."""
+    """List the targets in another process, because this one must not import what atheris instruments."""
     code = "import fuzz; print(*fuzz.table())"
     found = subprocess.run(
         [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
@@ -51,7 +51,7 @@ def names_of_targets() -> list[str]:
 
 
 def fuzzed(name: str, seconds: int, folder: Path) -> bool:
-    """Fuzz one target, print the result in a line, and return whether nothing was found."""
+    """Fuzz one target, print the result on one line, and return whether it passed."""
     command = [sys.executable, __file__, name, "--within", f"--seconds={seconds}", f"--folder={folder}"]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, errors="replace", check=False)
     status = re.findall(r"#(\d+)\s+(?:DONE|pulse|NEW|REDUCE).*cov: (\d+) ft: (\d+) corp: (\d+)", done.stderr)
@@ -65,7 +65,7 @@ def fuzzed(name: str, seconds: int, folder: Path) -> bool:
 
 
 def fuzz(name: str, seconds: int, folder: Path) -> None:
-    """Fuzz one target in this process, which ends then."""
+    """Fuzz one target in this process, and exit."""
     import atheris
 
     with atheris.instrument_imports(include=["wds_datapipes"]):
@@ -106,7 +106,7 @@ def fuzz(name: str, seconds: int, folder: Path) -> None:
 
 
 def table() -> dict[str, Any]:
-    """Import all targets, and return them by their names."""
+    """Import all targets, and return them by name."""
     from targets import TARGETS
 
     return TARGETS

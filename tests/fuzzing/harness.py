@@ -1,4 +1,4 @@
-"""Fuzz targets, and how their inputs are changed: by bytes and words, or by values of JSON."""
+"""Fuzz targets, and the mutation of their inputs: by bytes and words, or by JSON values."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ class Target(NamedTuple):
 
 
 class Finding(AssertionError):
-    """A violated property, although nothing was raised."""
+    """A property is violated, although no error was raised."""
 
 
 class Escaped(BaseException):
-    """An input started a process or opened a connection. No ``except Exception`` may hide that."""
+    """An input started a process or opened a connection; no ``except Exception`` may hide this."""
 
 
 _watched = threading.local()
@@ -112,7 +112,7 @@ def run(target: Target, data: bytes) -> None:
 
 
 def changed_inputs(target: Target, rounds: int, seed: int = 0) -> Iterator[bytes]:
-    """Yield inputs made from the seeds of a target by one to four changes each, always the same ones."""
+    """Yield inputs made from the seeds of a target by one to four changes each, deterministically."""
     rng, seeds = Random(f"{target.name} {seed}"), target.seeds()
     for _ in range(rounds):
         data = rng.choice(seeds)

@@ -37,7 +37,7 @@ TOKENS += [b"\x80\0\0\0\0\0\0\0", b"\xff" * 12, b"\x1f\x8b\x08", b"BZh91AY&SY", 
 
 
 def with_checksums(archive: bytes) -> bytes:
-    """Correct the checksum of each header of an archive, as far as headers can be located."""
+    """Correct the checksums of all headers of an archive that can be located."""
     content = bytearray(archive)
     at = 0
     while at + 512 <= len(content):
@@ -80,7 +80,7 @@ def archives() -> list[bytes]:
 
 
 def archive(names: list[str], kind: int) -> bytes:
-    """Write an archive by tarfile."""
+    """Write an archive with tarfile."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=kind) as tar:
         for number, name in enumerate(names):
@@ -118,7 +118,7 @@ class Outcome:
 
     @property
     def is_too_large(self) -> bool:
-        """Whether a member is larger than memory, which each stream determines differently."""
+        """Whether a member is larger than memory; each stream determines this differently."""
         return "more than memory holds" in str(self.error)
 
 
@@ -168,7 +168,7 @@ def indexed(url: str, samples: Outcome, rules: dict[str, Any], content: bytes, c
         fields = {
             field: value for field, value in sample.items() if field not in ("__key__", "__url__", "__local_path__")
         }
-        # A field named like one that the reader adds is not in the sample.
+        # The sample omits a field with the name of one that the reader adds.
         entries = {entry.field: entry for entry in place.entries if entry.field in fields}
         same("the fields of the index", list(fields), list(entries))
         for field, entry in entries.items() if not compressed else ():
@@ -183,7 +183,7 @@ def _is_compressed(content: bytes) -> bool:
 
 
 def read_compressed(data: bytes) -> None:
-    """Read a shard that may be compressed, from a file and in small pieces; its expansion stays in proportion."""
+    """Read a shard that may be compressed, from a file and in small pieces; its expansion is limited."""
     path = scratch() / "shard.tar.any"
     path.write_bytes(data[1:])
     rules: dict[str, Any] = {"ignore_zeros": True, "end_marker": "optional"}

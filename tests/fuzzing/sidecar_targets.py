@@ -1,4 +1,4 @@
-"""Files that describe shards, datasets and runs: ours, and those of other programs."""
+"""Files that describe shards, datasets and runs, written by this package or other programs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from wds_datapipes.testing import build_shard
 from wds_datapipes.types import ShardInfo
 from wds_datapipes.writing.journal import FinishedShard, ShardJournal
 
-#: The most shards of a mixture that are read.
+#: The maximum number of shards to read from a mixture.
 LOOKED_AT = 1000
 
 
@@ -53,7 +53,7 @@ def place(name: str, content: bytes) -> str:
 
 
 def read_index_bytes(data: bytes) -> None:
-    """Read an index, and use it; its checksums are corrected first, unless its first byte says otherwise."""
+    """Read and use an index, after correcting its checksums unless the first byte says not to."""
     content = data[1:] if data[:1] == b"\1" else with_index_checksums(data[1:])
     try:
         index = parse_index(content, name="x")
@@ -87,7 +87,7 @@ def with_index_checksums(content: bytes) -> bytes:
 
 
 def read_shard_lists(data: bytes) -> None:
-    """Read a manifest, and an index of wids without checking the shards that it names."""
+    """Read a manifest, and a wids index without checking the shards that it lists."""
     with contextlib.suppress(CorruptSidecarError):
         manifest = read_manifest(place("manifest.json", data))
         write_manifest(manifest, scratch() / "again.json")
@@ -102,11 +102,11 @@ def manifest_seeds() -> list[bytes]:
 
 
 def read_wids(data: bytes) -> None:
-    """Read an index of wids, and request the sizes of the shards that it names."""
+    """Read a wids index, and request the sizes of the shards that it lists."""
     shard()
     content = place("wids.json", data)
     if any(mark in data for mark in (b":", b"//")) and b"://" in data.replace(b"\\/", b"/"):
-        return  # remote shards, whose stores would be contacted
+        return  # would contact the stores of remote shards
     with contextlib.suppress(SidecarError, errors.ShardOpenError):
         read_wids_index(content)
 

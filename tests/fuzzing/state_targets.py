@@ -24,7 +24,7 @@ from wds_datapipes.loading.checkpoint.resharding import merge_states
 from wds_datapipes.shards.packed_rows import pack_rows, unpack_rows
 from wds_datapipes.testing import build_shard
 
-#: The most items of a loader that are read.
+#: The maximum number of items to read from a loader.
 LOOKED_AT = 100
 
 
@@ -63,7 +63,7 @@ def states() -> list[bytes]:
 
 
 def load(data: bytes) -> None:
-    """Load a state, and the same with a valid checksum."""
+    """Load a state, and the same state with valid checksums."""
     try:
         state = json.loads(data)
     except (ValueError, RecursionError):
@@ -86,9 +86,9 @@ def with_checksums(state: Any) -> Any:
 
 
 def resume(state: Any, data: bytes) -> None:
-    """Resume from a state: a `StateError` refuses it, or the shards differ from it."""
+    """Resume from a state, which is refused by a `StateError`, or because the shards differ."""
     if re.search(rb"draws[^0-9a-z]{1,6}[0-9]{7}", data):
-        return  # a number is drawn for each sample before
+        return  # draws a number for each earlier sample
     with warnings.catch_warnings(), contextlib.suppress(StateError, ChangedShardError, ShardError):
         warnings.simplefilter("ignore")
         checkpoints_in(data)
@@ -118,7 +118,7 @@ TOKENS += [b'"version"', b'"ranks"', b'"_snapshot"', b'"dataset_state"', b"99999
 
 
 def packed(data: bytes) -> str:
-    """Return the text that unpacks these bytes as positions."""
+    """Return the text from which these bytes are unpacked as positions."""
     packer = zlib.compressobj(wbits=-15)
     return base64.b64encode(packer.compress(data) + packer.flush()).decode()
 

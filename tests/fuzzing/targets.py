@@ -1,4 +1,4 @@
-"""All targets, by their names."""
+"""All targets, by name."""
 
 from __future__ import annotations
 

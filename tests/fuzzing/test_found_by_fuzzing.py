@@ -47,7 +47,7 @@ def test_no_picture_starts_another_program(tmp_path: Path, monkeypatch: pytest.M
 
 def test_few_bytes_do_not_make_a_huge_picture() -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow raises one for so many pixels
+        warnings.simplefilter("ignore")  # Pillow's error for that number of pixels
         with pytest.raises(ValueError, match="24 bytes claim to be 12000 x 9000 pixels"):
             ImageDecoder("rgb8").decode(b"P6 12000 9000 255\n".ljust(24, b"\0"))
 
@@ -189,11 +189,11 @@ def test_an_unchanged_state_resumes() -> None:
 
 
 def head(*numbers: int, more: bytes = bytes(500)) -> str:
-    """Packed positions with a head of these numbers."""
+    """Return packed positions whose header contains these numbers."""
     return packed(struct.pack("<3q", *numbers) + more)
 
 
-#: Texts that are no packed positions.
+#: Texts that are not packed positions.
 PACKED: tuple[str, ...]
 PACKED = ("", "%", "AAAA", head(0, 3, 1), head(-1, 3, 1), head(1 << 62, 3, 1), head(20, 2, 1), head(20, 1 << 40, 1))
 PACKED += (head(20, 3, 512), head(20, 4, 1, more=b"\xff" * 2000), packed(b"\x01"), "gzip"[:3])

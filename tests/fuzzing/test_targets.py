@@ -1,4 +1,4 @@
-"""The fuzz targets, without atheris: on their seeds, and on the same few hundred changed inputs each time."""
+"""The fuzz targets without atheris, on their seeds and on a fixed set of a few hundred changed inputs."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ VARIABLES = {"WDS_A": "x{0..3}", "WDS_B": "${A}${A}", "WDS_C": "${C}"}
 
 
 def expand(data: bytes) -> None:
-    """Expand a pattern, except for the files that it matches, and apply rules to the result."""
+    """Expand a pattern without looking up files, and apply rules to the result."""
     text = data.decode("utf-8", "surrogateescape")
     with contextlib.suppress(SpecError), patch.object(patterns, "MAX_SHARDS", 10_000):  # a million takes a while
         for part in split_patterns(text):
@@ -53,7 +53,7 @@ class Response:
 
 
 def headers(data: bytes) -> None:
-    """Parse what a server declares about a body, and how long it asks to wait."""
+    """Parse a server's headers about a body and about the time to wait."""
     text = data.decode("latin-1")
     first, _, second = text.partition("\n")
     waits = retry_after(Refused(first))

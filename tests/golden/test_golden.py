@@ -35,12 +35,12 @@ EPOCHS = 3
 
 
 def with_global_draws(sample: dict[str, Any]) -> list[Any]:
-    """A user's function that draws from the generators that loaders seed in each worker."""
+    """Draws from the generators that loaders seed in each worker, as a user's function does."""
     return [key_of(sample), random.randrange(1000), int(np.random.randint(1000)), int(torch.randint(1000, ()))]
 
 
 def directory() -> Pipe:
-    """Shards that are taken from a directory, the oldest first, and put back."""
+    """Shards that are taken from a directory, oldest first, and put back."""
     path = Path(tempfile.mkdtemp(dir="."))
     for age, shard in enumerate((4, 0, 2)):
         shutil.copy(f"{shard}.tar", path)
@@ -48,7 +48,7 @@ def directory() -> Pipe:
     return DirectoryShards(path, after="return", timeout_s=0).load_wds_shards().group_samples().slice_samples(20)
 
 
-#: Pipelines whose states no test compares, or that only loaders without a state can run.
+#: Pipelines whose states are not compared, or that run only in loaders without a state.
 OTHERS: dict[str, Build] = {
     "in order": lambda: ShardList("{0..5}.tar").sharding_filter().load_wds_shards().group_samples(),
     "split by sample": lambda: ShardList("{0..5}.tar").load_wds_shards().group_samples().sharding_filter(),
@@ -67,11 +67,11 @@ OTHERS: dict[str, Build] = {
     "indexed samples in order": lambda: IndexedSamples("{0..5}.tar", order="sequential", global_batch_size=4),
     "more epochs": lambda: drawn("a").rsample(0.5).with_epoch(5),
 }
-#: These run in this process only: a directory is shared by time, and not by number.
+#: These run only in this process, because a directory is shared by time rather than by number.
 IN_PROCESS = {"directory": directory}
 TRACKED = EXACT | STREAMS | REPLAYED | OTHERS
 TABLE = TRACKED | IN_MAIN | IN_PROCESS
-#: These draw from what no state holds, or find other shards when they resume.
+#: These use random generators that no state contains, or find different shards when they resume.
 UNREPEATED = ("global draws", "directory")
 #: Pipelines for loaders with several processes: each kind of source, split and shuffle.
 SPREAD = (
@@ -83,7 +83,7 @@ SPREAD = (
 
 
 class Iteration:
-    """A pipeline that is iterated by itself, which draws its orders from torch's global generator."""
+    """A pipeline without a loader, which draws its orders from torch's global generator."""
 
     def __init__(self, build: Build, workers: int) -> None:
         self.pipe = build()
@@ -113,12 +113,12 @@ class Stock(Service):
         self.loader.seed(SEED)
 
 
-#: Those among them that run on several ranks of several workers.
+#: The pipelines that also run on several ranks with several workers.
 FEW = (
     *("a long chain", "random crops", "a mixture in a mixture", "batches taken apart", "indexed samples by windows"),
     *("a shuffle after it", "split by sample", "global draws"),
 )
-#: Each loader, with the numbers of its ranks and workers, its pipelines, and whether it also resumes.
+#: Each loader with its numbers of ranks and workers, its pipelines, and whether it also resumes.
 LOADERS: dict[str, tuple[Callable[..., Any], dict[tuple[int, int], Iterable[str]], bool]] = {
     "iteration": (Iteration, {(1, 0): TABLE}, False),
     "DataLoader": (TorchLoader, {(1, 0): FEW, (1, 2): FEW}, False),
@@ -138,7 +138,7 @@ CASES = [
 
 
 def yielded(loader: str, name: str, ranks: int, workers: int) -> list[list[list[Any]]]:
-    """Return the items of each epoch of each rank, which the last one also yields if it resumes in the second epoch."""
+    """Return the items of each epoch of each rank; check that the last rank also yields them if it resumes."""
     kind, _, resumes = LOADERS[loader]
     is_resumed = resumes and name not in UNREPEATED and (not workers or name in FEW)
     found = []
@@ -171,7 +171,7 @@ def seeded(new: Callable[[], Any]) -> Any:
 
 
 def text_of(items: list[Any]) -> str:
-    """Return items as text, without where their shards are, which differs for a directory."""
+    """Return items as text, without the location of their shards, which differs for a directory."""
     return re.sub(r'"[^"]*(?=[^"/.]+\.tar")', '"', json.dumps(items, default=bytes.decode))
 
 
@@ -209,7 +209,7 @@ def test_every_record_has_a_case() -> None:
     }
 
 
-def test_loaders_with_as_many_ranks_and_workers_yield_the_same() -> None:
+def test_loaders_with_the_same_ranks_and_workers_yield_the_same() -> None:
     orders: dict[tuple[str, str], set[str]] = {}
     for table, of_table in json.loads(ORDERS.read_text()).items():
         loader, topology = table[:-5].rstrip(), table[-5:]

@@ -1,4 +1,4 @@
-"""Calls in background threads: their results and errors, and that nothing waits for those that are no longer needed."""
+"""Calls in background threads: results, errors, and calls that are abandoned without waiting for them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_closing_cancels_what_has_not_begun_and_leaves_a_slow_call_behind(monkey
 
 
 class PoolOwner:
-    """Calls its own method in its threads."""
+    """Calls one of its methods in its threads."""
 
     def __init__(self) -> None:
         self.threads = CallThreads(2, "calls")

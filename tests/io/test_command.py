@@ -1,4 +1,4 @@
-"""``pipe:`` commands: their output, how their exit status is judged, and that they leave nothing behind."""
+"""``pipe:`` commands: their output, the handling of their exit status, and that they leave nothing behind."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def read(url: str) -> bytes:
 
 
 def gone(processes: list[psutil.Process]) -> bool:
-    """Wait until all of them have ended; one whose parent has died may remain as a zombie until init reaps it."""
+    """Wait until all processes have ended; an orphan may remain as a zombie until init reaps it."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         if not any(map(runs, processes)):

@@ -1,4 +1,4 @@
-"""Compression detected by content: every kind, truncated and damaged anywhere, over sources that return few bytes."""
+"""Compression detected by content: every format, truncated and damaged anywhere, from sources that return few bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No message contains a credential, wherever it is given and whatever a failing library says."""
+"""No message contains a credential, wherever it comes from and whatever a failing library says."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Leaky(AbstractFileSystem):  # type: ignore[misc]  # it carries no types
 
 
 class Half(Leaky):
-    """The same, after a part of a file was read."""
+    """The same, after part of a file was read."""
 
     protocol = "halfleaky"
 

@@ -1,4 +1,4 @@
-"""Wrong or endless answers of web servers: an error that describes the answer, and no sample."""
+"""Wrong or endless responses of web servers cause an error that describes the response, and yield no sample."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def outcome(ask: Callable[[str], object], url: str) -> object:
 
 
 def parts(shard: bytes) -> dict[str, Fault]:
-    """Wrong answers with status 206; the body begins at a sample, so that a lost sample would go unnoticed."""
+    """Wrong responses with status 206, whose body begins at a sample, so that a lost sample would go unnoticed."""
     size, rest = len(shard), shard[PLACE:]
 
     def fault(told: str | None, body: bytes = rest, **headers: str) -> Fault:
@@ -118,7 +118,7 @@ def test_a_part_is_never_mistaken_for_the_file(proxy: FaultProxy, shard: bytes, 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_wrong_part_is_never_appended(proxy: FaultProxy, shard: bytes, name: str) -> None:
     proxy.faults[:] = [Fault(at=PLACE + 700, how="reset"), *[parts(shard)[name]] * 20]
-    if name in ("all of it", "another begin"):  # which is before the next byte, and skipped up to there
+    if name in ("all of it", "another begin"):  # before the next byte, and skipped up to it
         assert keys(address(proxy)) == WANT
         return
     with pytest.raises(ShardError, match=rf"/answers/a\.tar .*(after {PLACE + 700}|after \d+) bytes") as found:

@@ -1,4 +1,4 @@
-"""Busy and refusing stores: what is retried, how often and after which pause, and what ends a run."""
+"""Busy and refusing stores: what is retried, how many times and after which delay, and what ends a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SAMPLES: list[dict[str, Any]] = [
 WANT = [(sample["__key__"], sample["jpg"]) for sample in SAMPLES]
 pytestmark = pytest.mark.usefixtures("pauses")
 SECRET = "hunter2hunter2"
-#: More than a busy machine needs for an answer.
+#: More time than a busy machine needs for a response.
 TIMEOUT_S = 2.0
 
 

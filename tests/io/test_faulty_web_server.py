@@ -1,4 +1,4 @@
-"""Every fault of a web server in every region of a shard: the same samples, or an error that names shard and offset."""
+"""A web server's faults in every region of a shard: the same samples, or an error with the shard and offset."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Case(NamedTuple):
 
 
 def held(*then: Fault | None) -> Callable[[int], list[Fault | None]]:
-    """The connection is reset once all that came was read, and these answer the requests that follow."""
+    """The connection is reset after all sent data was read; these answers follow."""
     return lambda at: [Fault(at=at, how="held"), *then]
 
 
@@ -161,15 +161,15 @@ def proxy(nginx: Nginx) -> Iterator[FaultProxy]:
     (nginx.files / "fault").mkdir()
     (nginx.files / "fault" / "a.tar").write_bytes(SHARD)
     (nginx.files / "fault" / "b.tar").write_bytes(OTHER_SHARD)
-    os.utime(nginx.files / "fault" / "b.tar", (1e9, 1e9))  # nginx derives the ETag from the size and this second
-    get_loop()  # which has descriptors for as long as the process runs
+    os.utime(nginx.files / "fault" / "b.tar", (1e9, 1e9))  # nginx derives the ETag from the size and the current second
+    get_loop()  # keeps descriptors while the process runs
     with fault_proxy(("127.0.0.1", nginx.http)) as made:
         yield made
 
 
 @pytest.fixture
 def reached(proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
-    """Return a function that lets the proxy reset a held connection once ``count`` bytes of the shard were read."""
+    """Return a function that makes the proxy reset a held connection after ``count`` bytes of the shard were read."""
     places = [0]
     readinto = ResumingStream.readinto
 
@@ -181,7 +181,7 @@ def reached(proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
 
     def hold(at: int) -> None:
         places[0] = at
-        # The thread of an earlier answer, whose connection is kept, may not have come to wait for its own event yet.
+        # The thread of an earlier answer, whose connection is kept, may not be waiting for its event yet.
         proxy.released.set()
         proxy.released = threading.Event()
         if not at:
@@ -236,7 +236,7 @@ def test_a_fault_changes_no_sample_or_is_an_error(
 
 #: The last date that Python can represent.
 LAST_DATE = "Fri, 31 Dec 9999 23:59:59 -0000"
-#: What servers send that cannot show whether two files are the same.
+#: Headers that do not prove that two files are the same.
 DATE = {"Last-Modified": "Sun, 06 Nov 1994 08:49:37 GMT"}
 WEAK: dict[str, dict[str, str | None]] = {
     "a weak ETag": {"ETag": 'W/"1"', **DATE},
@@ -256,7 +256,7 @@ def test_all_bytes_are_those_of_one_version_although_no_validator_is_strong(
     headers = WEAK[validator]
     for region, at in REGIONS.items():
         for folder in ((), (tmp_path / f"{at}",)):
-            # The connection breaks twice, also while the bytes that were read are compared.
+            # The connection breaks twice, the second time while the bytes already read are compared.
             proxy.faults[:] = [
                 Fault(at=at, how="held", headers={**headers, **whole} if "no size" in validator else headers),
                 Fault(at=at // 2, how="close", headers={**headers, **whole}),
@@ -290,7 +290,7 @@ def test_a_server_that_sends_small_parts_needs_no_retry(
         reached(1000)
         assert read(proxy, scheme=scheme) == WANT
         assert len(pauses) == 1
-        # One that sends nothing of what is left does not advance.
+        # A server that sends none of the remaining bytes makes no progress.
         proxy.faults[:] = [None, None, *[Fault(body=b"", headers={"Content-Range": f"bytes 1000-999/{SIZE}"})] * 99]
         with parts.part(300, SIZE) as stream, pytest.raises(ShardError, match=r"/fault/a\.tar"):
             [*iter(lambda: stream.read(SIZE), b"")]

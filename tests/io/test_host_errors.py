@@ -1,4 +1,4 @@
-"""Errors of the host, which end a run under any ``on_error``: otherwise it would continue without its data."""
+"""Errors of the host end a run with any ``on_error``; otherwise, it would continue without its data."""
 
 from __future__ import annotations
 

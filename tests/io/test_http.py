@@ -53,7 +53,7 @@ def read(url: str, **options: Any) -> list[tuple[str, bytes]]:
 
 
 def asked(server: Nginx) -> list[tuple[int, str, str]]:
-    """The requests: the status, the location and the range of each."""
+    """The status, location and range of each request."""
     found = [re.fullmatch(r"\d+ (\d+) GET (\S+)a\.tar \[(.*)\] \[.*\]", line) for line in server.asked()]
     return [(int(match[1]), match[2].removeprefix("/"), match[3]) for match in found if match is not None]
 

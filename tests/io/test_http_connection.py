@@ -1,4 +1,4 @@
-"""Connections to web servers: kept between requests, replaced where a server closed them, and never shared."""
+"""Connections to web servers: kept between requests, replaced when the server closes them, and never shared."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_shards_and_indexed_samples_are_read_over_few_connections(site: Site, tm
 
 def test_many_small_shards_are_requested_at_once(site: Site, tmp_path: Path) -> None:
     site.body = Path(build_shard(tmp_path / "a.tar", [{"__key__": "a", "bin": bytes(1000)}])).read_bytes()
-    # The size of one shard must be known before several are requested, which depends on timing until the second one.
+    # Several shards are requested at once only when the size of one is known, so the first requests depend on timing.
     site.free, site.at_once = {"/0.tar", "/1.tar"}, threading.Barrier(4)
     assert len(list(ShardList([site.url(f"/{number}.tar") for number in range(6)]).load_wds_shards())) == 6
 
@@ -137,13 +137,13 @@ def test_a_forked_process_makes_connections_of_its_own(site: Site) -> None:
         os._exit(read(site.url()) != BODY)
     assert os.waitpid(child, 0)[1] == 0
     assert len(site.accepted) == 2
-    with half_read:  # the process that ended has not closed it
+    with half_read:  # the forked process has not closed it
         assert first + b"".join(iter(lambda: half_read.read(1000), b"")) == BODY
     assert read(site.url()) == BODY
     assert len(site.accepted) == 2
 
 
-def test_only_some_connections_are_kept_and_only_for_some_time(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_few_connections_are_kept_for_a_limited_time(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_connection, "MAX_IDLE", 3)
     now = [0.0]
     pool = ConnectionPool(lambda: now[0])

@@ -90,7 +90,7 @@ def test_unknown_storage_options_are_an_error(site: Site) -> None:
 
 
 class Tunnel(socketserver.StreamRequestHandler):
-    """A proxy for TLS: passes on what it gets to where it is asked to, or refuses."""
+    """A proxy for TLS, which tunnels data to the requested host, or refuses."""
 
     asked: ClassVar[list[str]] = []
     answer: ClassVar[bytes] = b"HTTP/1.1 200 OK\r\n\r\n"

@@ -1,4 +1,4 @@
-"""Shards read ahead: items and errors come as without reading ahead; the memory is bounded, and threads end."""
+"""Reading ahead changes no item or error, uses bounded memory, and ends its threads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from wds_datapipes.testing import build_shard
 
 LIMIT_S = 300.0
 KIB = 1 << 10
-#: How many samples of one KiB a shard has.
+#: The number of samples in a shard, of 1 KiB each.
 SIZES = {"a": 40, "b": 1, "c": 300, "d": 0, "e": 120}
 
 
@@ -36,7 +36,7 @@ class Watched(fsspec.AbstractFileSystem):  # type: ignore[misc]  # it carries no
     protocol = "watched"
     #: The files.
     files: dict[str, bytes] = {}  # noqa: RUF012  all instances are one store
-    #: How many bytes of each file were read.
+    #: The number of bytes read from each file.
     read: dict[str, int] = {}  # noqa: RUF012  the same
     #: Files that cannot be read before their event is set.
     gates: dict[str, threading.Event] = {}  # noqa: RUF012  the same
@@ -83,7 +83,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(autouse=True)
 def no_thread_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(prefetch, "GRACE_S", LIMIT_S)  # which a busy machine may need
+    monkeypatch.setattr(prefetch, "GRACE_S", LIMIT_S)  # a busy machine may need it
     Watched.read.clear()
     Watched.gates.clear()
     yield

@@ -1,4 +1,4 @@
-"""ReadLimits: how much a shard may request. Anything larger is refused before it is read."""
+"""ReadLimits: the resources that a shard may request. Larger members are refused before they are read."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def read_from(stream: BinaryIO, given: ReadLimits, **options: Any) -> tuple[list
 
 
 def outcome(members: Iterable[Any]) -> tuple[list[str], str]:
-    """The names of the members read, and the limit that ended reading, if one did."""
+    """The names of the members read, and the limit that ended reading, if any."""
     names: list[str] = []
     try:
         names.extend(name for _, name, _, _ in members)
@@ -228,7 +228,7 @@ def test_the_gap_is_that_between_two_files(gaps: list[int], most: int) -> None:
     archive = b"".join(with_data(b"0", b"x", "a") + folder() * gap for gap in gaps) + END
     found, limit = read(archive, ReadLimits(gap_bytes=most * 512), end_marker="optional")
     enough = next((number for number, gap in enumerate(gaps) if gap > most), None)
-    # The end marker is a gap as well, together with the bytes before it.
+    # The end marker and the bytes before it also form a gap.
     is_last = enough is None and gaps[-1] + 1 > most
     assert (len(found), limit) == (
         (len(gaps), "gap_bytes" if is_last else "") if enough is None else (enough + 1, "gap_bytes")

@@ -43,7 +43,7 @@ def no_connection_left(sftp_server: SftpServer) -> Iterator[None]:
     threads = {*threading.enumerate()}
     yield
     gc.collect()
-    # The timers are paramiko's, which does not stop them if a handshake breaks; each ends by itself after some seconds.
+    # paramiko does not stop its timers if a handshake fails; each ends by itself after some seconds.
     mine = {sftp_server.reader, *(thread for thread in threading.enumerate() if isinstance(thread, threading.Timer))}
     left = {*threading.enumerate()} - threads - mine
     for thread in left:
@@ -105,11 +105,11 @@ def test_the_rest_of_a_pass_is_read_by_seeking(server: SftpServer, line: Wire) -
     whole = keys(pipeline(options))
     state = state_at(pipeline(options), cut)
     load_state(resumed := pipeline(options), state)
-    before = len(line.sent)  # connections: bytes still in flight do not count
+    before = len(line.sent)  # on the connections: bytes still in flight do not count
     assert keys(resumed) == whole[cut:]
     size = (server.files / "a.tar").stat().st_size
     waiting = sum((size if end < 0 else end) - start for _, start, end, _ in unpack_positions(state[1]["waiting"]))
-    # Some thousand bytes belong to the connection, and paramiko reads up to 32 KiB more of each range.
+    # The connection itself takes a few thousand bytes, and paramiko reads up to 32 KiB more of each range.
     assert sum(line.sent[before:]) < waiting + size - int(state[0]["next"][1]) + 100_000
 
 
@@ -241,7 +241,7 @@ def test_broken_streams_leave_nothing(server: SftpServer, line: Wire) -> None:
         with contextlib.suppress(ShardError):
             read(server.options(line.port), retries=2)
     gc.collect()
-    for _ in range(6000):  # the other end of the line may take a moment
+    for _ in range(6000):  # the other end of the connection may take a moment
         if len(os.listdir("/proc/self/fd")) <= before:
             return
         threading.Event().wait(0.01)

@@ -1,4 +1,4 @@
-"""Slow stores: one that sends next to nothing is abandoned and retried, and each library gets its time-outs."""
+"""Slow stores: reads that almost stall are abandoned and retried, and each library is given its time-outs."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_time_without_a_reader_does_not_count() -> None:
     remote.retry.clock = lambda: file.now
     steady = MonitoredFile(file, remote)
     for count, bytes_s in ((100_000, (1 << 20, 0.0005)), (20, (10 << 10, 10.0)), (1, (0, 100.0)), (5, (1, 10.0))):
-        file.pace = bytes_s  # 1 KB/s is slow, but not next to nothing; the end may take its time
+        file.pace = bytes_s  # 1 KB/s is slow, but not a stall; the end may take longer
         for _ in range(count):
             steady.readinto(b"")
             file.now += 1000
@@ -110,7 +110,7 @@ def test_a_report_states_which_worker_waited_for_stores(proxy: FaultProxy, url: 
     assert len(report.workers) == 2
     assert all(size <= worker.fetched_bytes <= size + 2000 for worker in report.workers)
     assert max(worker.fetching_s for worker in report.workers) >= 1
-    # The time-out is a retry, and so is not what a report adds over stores.
+    # The time-out counts as a retry, not as time that a report attributes to stores.
     assert report.total.figures[f"retries/{store_of(url)}"] == report.total.retries >= 1
     assert report.as_dict()[f"fetched_bytes_per_s/{store_of(url)}"] > 0
     assert " came from stores, in " in str(report)
@@ -125,7 +125,7 @@ class Blocks(fsspec.AbstractFileSystem):  # type: ignore[misc]  # it carries no 
     protocol = "blocks"
     body = bytes(range(256)) * (3 * BLOCK_BYTES // 256)
     version = 1
-    #: Called with the number of each block that is read.
+    #: Called with the number of each block read.
     on_block: Callable[[int], object]
     closed = 0
 
@@ -246,7 +246,7 @@ def test_the_client_of_s3_has_the_time_outs(s3_store: Any) -> None:
         ("ftp", {"timeout": 3}, {"timeout": 3}, None),
         ("https", {}, {}, None),  # for each request
         ("memory", {}, {}, None),
-        # These would wait forever.
+        # Without them, these libraries would wait forever.
         ("ssh", {"banner_timeout": 1}, of_ssh(7), of_ssh(TIMEOUT_S)),
         ("sftp", {"banner_timeout": 1}, of_ssh(7), of_ssh(TIMEOUT_S)),
         ("gs", {"requests_timeout": 5}, {"requests_timeout": 5}, None),

@@ -130,7 +130,7 @@ def test_environment_variables_are_not_expanded(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("home", ["~", "~root/../x"])
 def test_home_folders_are_not_expanded(home: str, site: Site, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a stranger's specification would ask for the name of the user, and have it sent to a server."""
+    """Otherwise, an untrusted specification could have the user's name sent to a server."""
     monkeypatch.setenv("HOME", "/home/SECRET")
     one = {"shards": f"{home}/a.tar"}
     for spec in (

@@ -1,4 +1,4 @@
-"""Shards written to a real S3 server: what the store contains after writing is interrupted at any request."""
+"""Shards written to a real S3 server: the contents of the store if writing is interrupted at any request."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from wds_datapipes.testing import build_shard
 #: The smallest part that S3 accepts; a larger shard is uploaded in several.
 PART = 5 << 20
 
-#: Called with each request, right before and right after the store executes it; it may refuse the request beforehand.
+#: Called with each request, right before and right after the store executes it; before, it may refuse the request.
 Act = Callable[[str, str], "bool | None"]
 
 
@@ -105,7 +105,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 
 def uploads(bucket: Any) -> list[str]:
-    """The uploads that were started, and neither finished nor aborted."""
+    """The uploads that were neither finished nor aborted."""
     with suppress(FileNotFoundError):  # this server's answer before the first one
         return sorted(upload["Key"] for upload in bucket.list_multipart_uploads("bucket"))
     return []
@@ -276,7 +276,7 @@ def test_a_conversion_killed_at_any_request_that_writes_resumes(
         gate.act = lambda kind, moment: None
         there = shards(bucket)
         assert there == {name: expected[name] for name in there}  # each of them is whole
-        # The process that was killed at the end of a shard could not note that in its journal.
+        # A process killed at the end of a shard could not record it in its journal.
         assert new(convert(options, num_workers=0)) == ["a.tar", "b.tar"][number > 5 :]
         assert shards(bucket) == expected
         bucket.rm("bucket/w", recursive=True)
@@ -290,11 +290,11 @@ def test_a_forked_process_closes_no_connection_of_its_parent(
         gc.collect()
 
     def collect_and_write() -> None:
-        fsspec.asyn.sync(fsspec.asyn.get_loop(), collect)  # it closes everything there that was not held
+        fsspec.asyn.sync(fsspec.asyn.get_loop(), collect)  # it closes everything that is not referenced
         write("s3://bucket/w/b.tar", options, 0.1)
 
     write("s3://bucket/w/a.tar", options, 0.1)
     assert forked(collect_and_write) == 0
     before = gate.heads
     assert size_of("s3://bucket/w/a.tar", options) == size_of("s3://bucket/w/b.tar", options)
-    assert gate.heads == before + 2  # no request was sent again, because its answer was not seen
+    assert gate.heads == before + 2  # no request was repeated for want of a response

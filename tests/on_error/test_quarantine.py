@@ -1,4 +1,4 @@
-"""The file that lists everything that was skipped."""
+"""The file that lists everything skipped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handlers of webdataset, passed as ``on_error``: each stage does what the same stage of webdataset does."""
+"""With webdataset's handlers as ``on_error``, each stage does the same as webdataset's stage."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ HANDLERS: list[Handler] = [
 ]
 each_handler = pytest.mark.parametrize("handler", HANDLERS, ids=lambda handler: handler.__name__)
 URLS = [f"{number}.tar" for number in range(4)]
-#: The size of a sample in the shards: two headers, and data of one and of two blocks.
+#: The size of a sample in the shards: two headers, and one and two blocks of data.
 SAMPLE = 5 * 512
 
 
 @pytest.fixture(autouse=True)
 def no_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of webdataset that warn sleep for half a second."""
+    """webdataset's warning handlers sleep for half a second."""
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
 
 
@@ -64,7 +64,7 @@ def damage(at: int) -> Callable[[bytes], bytes]:
     return lambda data: data[:at] + b"!!" + data[at + 2 :]
 
 
-#: Damage to the second shard, which webdataset either reads up to it, or not at all.
+#: Damage to the second shard, which webdataset reads either up to the damage or not at all.
 DAMAGE = {
     "missing": None,
     "empty": cut(0),
@@ -113,12 +113,12 @@ def test_a_damaged_shard(handler: Handler, change: Callable[[bytes], bytes] | No
     if got == "error":  # theirs takes some truncated shards for complete ones
         assert handler is webdataset.reraise_exception
         return
-    # The sample before the damage may lack a file, which theirs does not consider.
+    # The sample before the damage may lack a file; theirs ignores this.
     last = max((key for key in expected if key[0] == "1"), default="")
     assert got in (expected, [key for key in expected if key != last])
 
 
-def test_what_was_not_read_is_counted() -> None:
+def test_unread_samples_are_counted() -> None:
     cut_shard, missing = Path(URLS[0]), Path(URLS[2])
     cut_shard.write_bytes(cut_shard.read_bytes()[: 4 * SAMPLE + 300])
     missing.unlink()

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-#: The kinds of blocks in a page: run in Python, run by bash, compared, and three that are only shown.
+#: The kinds of blocks on a page: run in Python, run by bash, compared, and three that are only displayed.
 KINDS = {"python", "console", "text", "shell", "", "{eval-rst}"}
 FENCE = re.compile(r"^ *(`{3,})(.*)$")
-#: The kind of a block that is a file: on the page itself, or a file below `docs/`.
+#: The kinds of blocks that are files: written on the page itself, or included from below `docs/`.
 FILE = re.compile(r"{code-block} (?:python|yaml)|{(?:literal)?include} (?P<included>[\w./-]+)")
-#: The option of such a block that is the name of the file, with the empty line after it.
+#: The option with the name of the file, and the empty line after it.
 CAPTION = re.compile(r":caption: ([\w.]+)\n\n?")
 
 

@@ -30,12 +30,12 @@ PAGES_OF_PEERS = {
 }
 #: The page that shows how to write the shards that many pages read.
 EXAMPLE = "examples.md"
-#: Printed at the end of each block, to find out which block has printed what.
+#: Printed at the end of each block, to assign output to blocks.
 MARK = "\x1e"
 
 
 def script_of(blocks: list[Block]) -> str:
-    """A script that runs the blocks in their order. Its line numbers are those of the page."""
+    """Return a script that runs the blocks in order, with the line numbers of the page."""
     lines: list[str] = []
     for block in blocks:
         lines += [""] * (block.line - len(lines))
@@ -53,7 +53,7 @@ def script_of(blocks: list[Block]) -> str:
 
 
 def expected_of(blocks: list[Block]) -> dict[int, str]:
-    """The expected output, by the number of the block that prints it, counted among those that are run."""
+    """Return the expected output by the number of the block that prints it, counting only blocks that run."""
     expected: dict[int, str] = {}
     number = -1
     for block in blocks:
@@ -68,14 +68,14 @@ def expected_of(blocks: list[Block]) -> dict[int, str]:
 
 
 def environment() -> dict[str, str]:
-    """The commands of this environment are found, and torchrun does not mention the variable that it would set."""
+    """Return variables with which commands of this environment are found, and torchrun prints no notice."""
     return {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
 
 
 def run_page(text: str, folder: Path, programs: Path | None = None) -> None:
     """Run a page in a folder, and compare its output.
 
-    If the page tells its readers to write the shards that many pages read, they are in the folder.
+    If the page asks its readers to write the shards that many pages read, the folder contains them.
     """
     if f"{EXAMPLE}#example-shards" in text:
         shutil.copytree(_example_shards(), folder / "data")

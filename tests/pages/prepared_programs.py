@@ -1,4 +1,4 @@
-"""Programs that start at once, because they are forks of a process that has imported torch and this package."""
+"""Programs that start immediately, because they are forks of a process that has imported torch and this package."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 #: Runs programs in processes that need not import torch again, which takes seconds.
 SERVER = Path(__file__).with_name("prepared_python.py")
-#: Asks the script `SERVER` to run a command, and ends with its exit code. It imports next to nothing.
+#: Asks the script `SERVER` to run a command, and exits with its exit code. It imports almost nothing.
 PROGRAM = """\
 #!{python} -ISE
 import json, os, signal, socket, sys
@@ -36,7 +36,7 @@ def prepared_programs(folder: Path, environ: Mapping[str, str], *modules: str) -
     Args:
         folder: an empty folder.
         environ: the environment in which modules are imported.
-        modules: what most of the scripts import, besides this package.
+        modules: other modules that most scripts import.
     """
     address = str(folder / "socket")
     for command in ("page", "wds-datapipes"):

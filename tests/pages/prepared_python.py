@@ -1,4 +1,4 @@
-"""Runs scripts, and the command line, in processes that need not import torch: each is a fork of one that has.
+"""Runs scripts and the command line in forks of a process that has already imported torch.
 
 A script, whose arguments are the path of a socket, and the names of further modules to import. It serves until its
 standard input ends. A client sends its three standard streams, and as JSON the program, its arguments, folder and
@@ -81,7 +81,7 @@ def main() -> None:
 
     for name in COMMANDS:
         load_command(name)
-    gc.freeze()  # imported modules stay; otherwise each process would collect all of them at exit
+    gc.freeze()  # otherwise each process would collect all imported modules at exit
     asked = serve(sys.argv[1])
     if asked is None:
         return

@@ -56,7 +56,7 @@ def test_processes_end_when_the_iteration_is_interrupted(tmp_path: Path) -> None
 
 
 class Refusing(Executor):
-    """Accepts one task, and no more."""
+    """Accepts only one task."""
 
     def __init__(self) -> None:
         self.taken = 0

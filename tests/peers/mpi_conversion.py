@@ -11,12 +11,12 @@ from mpi4py.futures import MPIPoolExecutor
 from wds_datapipes import convert_shards
 from wds_datapipes.errors import ConversionError
 
-#: The processes that wait for tasks have the name of the script before it, too.
+#: The command line of processes that wait for tasks also starts with the name of the script.
 FOLDER = Path(sys.argv[-1])
 
 
 def convert(sample: dict[str, Any]) -> dict[str, Any] | None:
-    """Record which process works, and fail for each attempt at the last shard until that is fixed."""
+    """Record which process works, and fail at the last shard until it is fixed."""
     key = sample["__key__"]
     (FOLDER / "pids" / str(os.getpid())).touch()
     if key == "5-3" and not (FOLDER / "cured").exists():

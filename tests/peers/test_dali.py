@@ -70,7 +70,7 @@ ARCHIVES = [
 
 def index_by_its_tool(url: str) -> str:
     place = url.replace(".tar", ".wds2idx")
-    # In another locale, names that are not ASCII are printed with escapes.
+    # In other locales, non-ASCII names are printed with escapes.
     environment = {**os.environ, "LC_ALL": "C.UTF-8"}
     command = [sys.executable, "-m", "wds2idx", url, place]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)

@@ -31,7 +31,7 @@ ALL = list(range(SHARDS * SAMPLES))
 
 @pytest.fixture(autouse=True)
 def shards(folder: Path) -> None:
-    """Shards of JPEG files, numbers as classes, and empty texts; and the same files in a folder."""
+    """Shards of JPEG files, class numbers and empty texts, and the same files in a folder."""
     for shard in range(SHARDS):
         samples: list[dict[str, Any]] = []
         for number in range(shard * SAMPLES, (shard + 1) * SAMPLES):
@@ -58,7 +58,7 @@ def numbers(checkpoint: str | None = None, *, paths: Any = PATHS, extensions: An
 
 
 def run(pipe: Any, count: int) -> list[list[int] | str]:
-    """The classes of some batches, and where the pipeline was reset."""
+    """The classes of some batches, and the positions of resets."""
     found: list[list[int] | str] = []
     for _ in range(count):
         try:
@@ -70,7 +70,7 @@ def run(pipe: Any, count: int) -> list[list[int] | str]:
 
 
 def epochs_of(batches: list[list[int] | str]) -> list[list[int]]:
-    """The classes of each epoch that has ended."""
+    """The classes of each finished epoch."""
     epochs: list[list[int]] = [[]]
     for batch in batches:
         if isinstance(batch, str):
@@ -227,7 +227,7 @@ def test_epochs_of_a_stream_follow_each_other_and_are_not_restored() -> None:
     pipe = stream()
     epochs = epochs_of(run(pipe, 9))
     assert list(chain.from_iterable(epochs)) == [*ALL, *ALL[:6]]
-    with pytest.raises(StateError, match="each of its epochs continues the one before"):
+    with pytest.raises(StateError, match="each epoch continues the previous one"):
         run(stream(pipe.checkpoint()), 1)
 
 

@@ -13,7 +13,7 @@ from numbered_shards import write_numbered
 
 SCRIPT = str(Path(__file__).with_name("trainer_run.py"))
 KEYS = sorted(f"{shard}-{number}" for shard in range(4) for number in range(10))
-#: How many batches each of the two ranks has in an epoch.
+#: The number of batches per epoch on each of the two ranks.
 LENGTH = 4
 
 

@@ -28,7 +28,7 @@ def test_the_processes_of_mpi_convert_shards(tmp_path: Path) -> None:
     (tmp_path / "pids").mkdir()
     wanted = convert_shards(but_the_first, shards, f"{tmp_path}/wanted/", num_workers=0)
     script = Path(__file__).with_name("mpi_conversion.py")
-    # As many as requested, on however few cores; and a container has no user but root.
+    # Start the requested number of processes on any number of cores, and as root, the only user of a container.
     job = [str(Path(sys.executable).with_name("mpiexec")), "--oversubscribe", "-n", "3"]
     allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     finished = subprocess.run(

@@ -1,4 +1,4 @@
-"""`PipelineNode` and `StatefulShards` with a torchdata that has nodes and no DataLoader2."""
+"""`PipelineNode` and `StatefulShards` with a release of torchdata that has nodes but no DataLoader2."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from wds_datapipes.integrations.nodes import PipelineNode
 
 #: The number of samples of an epoch.
 SAMPLES = 30
-#: Warnings of torch and torchdata about their own use of each other, and of Python about processes started by threads.
+#: Warnings of torch and torchdata about each other, and of Python about processes forked in threads.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:'set_vital' is deprecated", "ignore:.*multi-threaded:DeprecationWarning"
 )
@@ -67,7 +67,7 @@ def mixed(criterion: str) -> Any:
     return tn.MultiNodeWeightedSampler(sources, {"left": 0.7, "right": 0.3}, stop_criteria=criterion, seed=3)
 
 
-#: Programs of nodes, each with the number of steps of an epoch.
+#: Programs with nodes, and the number of steps in their epochs.
 GRAPHS: dict[str, Callable[[], Any]] = {
     "node": node_of,
     "two workers": lambda: node_of(num_workers=2),
@@ -104,7 +104,7 @@ def test_a_loader_of_nodes_resumes_with_the_rest_and_the_same_epochs(name: str) 
         del items
         resumed = tn.Loader(GRAPHS[name]())
         resumed.load_state_dict(state)
-        # torchdata begins the next epoch if no item is left.
+        # torchdata begins the next epoch if no items are left.
         rest = [whole[1][cut:]] if cut < length else []
         assert head == whole[1][:cut]
         assert epochs_after(resumed, len(rest) + 2) == [*rest, *whole[2:4]], cut

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-# Before their libraries are imported, which read these once: the emulator knows no gRPC, and no file is kept twice.
+# Set before the libraries are imported, which read these once: the emulator lacks gRPC, and no file is stored twice.
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 os.environ["HF_HUB_DISABLE_XET"] = os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 

@@ -37,7 +37,7 @@ def collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 class Stop(TrainerCallback):  # type: ignore[misc]  # it is not installed where types are checked
-    """Ends training after a step."""
+    """Stops training after a step."""
 
     def __init__(self, step: int) -> None:
         self.step = step

@@ -1,4 +1,4 @@
-"""The pipelines that the steps of the model stand for, with stages of this package."""
+"""The pipelines of this package's stages that the steps of the model represent."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Own(IterDataPipe[Any]):
 
 
 class Sorted(Buckets):
-    """A user's stage with a state, which holds samples back: sorts each group of samples by their keys."""
+    """A user's stage that buffers samples and has a state: it sorts each group of samples by key."""
 
     def release(self) -> Iterator[Any]:
         self.held.sort(key=lambda each: key_of(each[1]))
@@ -133,7 +133,7 @@ def build(steps: Steps) -> Pipe:
 
 
 def damage(path: str, member: str) -> None:
-    """Cut a shard in the data of a member; without such a member, replace it by something that is no archive."""
+    """Truncate a shard in the data of a member; without such a member, replace it with data that is not an archive."""
     with open(path, "rb") as file:
         content = file.read()
     at = content.find(member.encode())

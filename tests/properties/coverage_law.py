@@ -1,4 +1,4 @@
-"""The law of splitting: ranks and workers, simulated in one process, together yield each item once in each epoch."""
+"""The law of splitting: all ranks and workers, simulated in one process, yield each item once per epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Archives drawn at random, as Python's tarfile writes them."""
+"""Random archives, written by Python's tarfile."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 NOISE = Random(0).randbytes(1 << 18)
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 
-#: Around the size of a block, and around every power of two that may be a threshold of the reader.
+#: Sizes around a block, and around every power of two that may be a threshold of the reader.
 SIZES = st.one_of(
     st.integers(0, 1100),
     st.sampled_from([0, 1, 511, 512, 513, 1023, 1024, 1025]),
@@ -23,12 +23,12 @@ KINDS = st.sampled_from(
     + [tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE]
 )
 
-#: The parts of an archive: its format, and the name, kind and size of each member.
+#: The format of an archive, and the name, kind and size of each member.
 Recipe = tuple[str, list[tuple[str, bytes, int]]]
 
 
 def recipes(names: st.SearchStrategy[str], max_size: int = 24) -> st.SearchStrategy[Recipe]:
-    """Draw archives whose members have the names drawn."""
+    """Draw archives whose members have drawn names."""
     return st.tuples(st.sampled_from(list(FORMATS)), st.lists(st.tuples(names, KINDS, SIZES), max_size=max_size))
 
 
@@ -42,7 +42,7 @@ def written(recipe: Recipe) -> bytes:
             member.type = kind
             member.linkname = name[::-1] if kind in (tarfile.SYMTYPE, tarfile.LNKTYPE) else ""
             member.size = size if member.isreg() else 0
-            member.mtime = size / 8  # where it has a fraction, PAX needs a header for it
+            member.mtime = size / 8  # PAX requires a header for fractions
             try:
                 tar.addfile(member, io.BytesIO(NOISE[number : number + size]))
             except ValueError:

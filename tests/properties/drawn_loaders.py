@@ -21,7 +21,7 @@ from wds_datapipes import ShardReadingService, StatefulShards
 from torchdata.dataloader2 import DataLoader2  # isort: skip
 from torchdata.stateful_dataloader import StatefulDataLoader  # isort: skip
 
-#: How long a service waits for its workers and ranks, in seconds: less than a run may take.
+#: How long a service waits for its workers and ranks, in seconds, which is less than the time limit of a run.
 LIMIT_S = 120
 
 
@@ -30,11 +30,11 @@ class Run:
     """The work of each rank: several epochs with a loader, which saves its state at the cuts.
 
     Attributes:
-        broken: after how many items the first epoch is interrupted, if at all.
+        broken: the number of items after which the first epoch is interrupted, if at all.
         format: the format of the saved states.
-        files: the states to load, one for each rank, or none.
+        files: the states to load, one per rank, or none.
         loaded: the format of the loaded states.
-        is_resharded: whether the loaded states are those of other ranks or workers.
+        is_resharded: whether the loaded states come from a different number of ranks or workers.
     """
 
     steps: Steps

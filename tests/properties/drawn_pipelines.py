@@ -1,4 +1,4 @@
-"""Pipelines, loaders, cuts and formats drawn from a number."""
+"""Pipelines, loaders, cuts and formats, drawn with a seed."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pipeline_model import Steps, ends_early, others_of, population, splits
 
 
 class Topology(NamedTuple):
-    """The processes that read: the number of ranks, and of workers of each; without workers, the rank itself reads."""
+    """The numbers of ranks and of workers per rank that read; without workers, the ranks themselves read."""
 
     ranks: int
     workers: int
 
 
-#: How the states of a loader are saved. Its reading service has its own states.
+#: The formats in which the states of a loader are saved, apart from those of its reading service.
 FORMATS = {
     "DataLoader2": ["pickle", "service", "service json"],
     "StatefulShards": ["pickle", "json"],
@@ -24,7 +24,7 @@ FORMATS = {
 
 
 class Options(NamedTuple):
-    """How far a loader prefetches, and how long its workers and snapshots last."""
+    """The prefetching of a loader, and the lifetime of its workers and snapshots."""
 
     prefetch: int = 2
     is_persistent: bool = False
@@ -32,7 +32,7 @@ class Options(NamedTuple):
 
 
 class Case(NamedTuple):
-    """One case: a pipeline in a loader, where it is interrupted, and how it is resumed."""
+    """One case: a pipeline in a loader, the cuts at which it is interrupted, and how it is resumed."""
 
     seed: int
     steps: Steps
@@ -65,20 +65,20 @@ def holds(steps: Steps) -> bool:
 
 #: Policies for damaged shards; those with two words and more are functions of webdataset.
 HANDLERS = ["skip", "warn", "budget", "ignore_and_continue", "warn_and_continue", "ignore_and_stop", "warn_and_stop"]
-#: The most workers of a rank.
+#: The maximum number of workers per rank.
 WORKERS = 3
 #: Steps that read shards.
 LOADERS = ("load", "load_records")
 
 
 def must_resume(steps: Steps) -> bool:
-    """Whether the documentation says that a pipeline has a state."""
+    """Whether a pipeline has a state, according to the documentation."""
     names = [name for name, *_ in steps]
     if holds(steps):
         return False
     if "split" in names and any(name in LOADERS for name in names[: names.index("split")]):
         return False
-    # What a stage holds back is read again, through a stage that has changed its own state since.
+    # Buffered items are read again through an earlier stage, whose state has changed since.
     if "sorted" in names and {"shuffle_samples", "buckets"} & {*names[names.index("sorted") :]}:
         return False
     mixed = [other for step in steps for other in others_of(step)]
@@ -93,7 +93,7 @@ RESHARDED = {
 
 
 def must_reshard(steps: Steps) -> bool:
-    """Whether the documentation says that other ranks or workers can resume in the middle of an epoch."""
+    """Whether other ranks or workers can resume in the middle of an epoch, according to the documentation."""
     names = {*names_of(steps)}
     # An error that ends the stage is not part of its state.
     is_left = not mixes_until(steps, "first", "never") and not ends_early(steps)
@@ -131,7 +131,7 @@ def draw_case(seed: int) -> Case:
     if rng.random() < 0.35:
         resumed = Topology(rng.choice([1, ranks, 3 - ranks] if ranks > 1 else [1, 1, 1, 2]), rng.choice([0, 1, 2, 3]))
     form = rng.choice(FORMATS.get(loader, ["pickle"]))
-    # A DataLoader2 saves in the same way what it has loaded.
+    # A DataLoader2 saves a state in the format that it loaded.
     is_whole = loader == "DataLoader2" and not form.startswith("service")
     second = FORMATS.get(resuming, ["pickle"])
     if resuming == "DataLoader2":
@@ -174,7 +174,7 @@ def draw_steps(rng: Random) -> Steps:
     if rng.random() < 0.25:
         is_endless = rng.random() < 0.3
         others = [draw_source(rng, name) for name in "bc"[: rng.randint(1, 2)]]
-        # A split in one source applies to all: otherwise some parts come once, and others to each worker.
+        # If one source is split, all are; otherwise, some parts would come once, and others in each worker.
         others = [other for other in others if is_split(other) == is_split(steps)]
         weights = tuple(rng.randint(1, 5) for _ in range(1 + len(others))) if rng.random() < 0.4 else None
         if others and rng.random() < 0.8 and all(has_each_pass(each) for each in (steps, *others)):
@@ -244,7 +244,7 @@ def draw_indexed(rng: Random, name: str, sizes: tuple[int, ...]) -> Steps:
 
 
 def draw_damage(rng: Random, sizes: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """Draw which shards are cut, each after how many samples; -1 stands for one that is no archive."""
+    """Draw the truncated shards and the number of samples before each cut; -1 means that a shard is not an archive."""
     if rng.random() < 0.85:
         return ()
     return tuple((shard, rng.choice([-1, rng.randrange(size)])) for shard, size in enumerate(sizes) if size % 3)
@@ -309,7 +309,7 @@ def draw_later(rng: Random, steps: Steps) -> Steps:
 
 
 def pads(steps: Steps) -> bool:
-    """Whether some samples only fill up a batch."""
+    """Whether some samples only pad a batch."""
     return any((step[0] == "indexed" and step[4] == "pad") or any(map(pads, others_of(step))) for step in steps)
 
 

@@ -38,7 +38,7 @@ class Answer:
 
 
 class Refused(NamedTuple):
-    """The message of a `StateError`, in place of a state."""
+    """The message of a `StateError` instead of a state."""
 
     message: str
 
@@ -47,7 +47,7 @@ def run_on_ranks(run: Run, folder: Path) -> list[Answer]:
     """Return the result of a run on each rank.
 
     Raises:
-        RuntimeError: a rank has raised an error, left a process behind, or not ended.
+        RuntimeError: a rank raised an error, left a process behind, or did not end.
     """
 
     def answer(rank: int) -> Answer:
@@ -68,7 +68,7 @@ def answer_of(run: Run, file: bytes | None) -> Answer:
         with opened(run, file) as loader:
             for epoch in range(run.epochs):
                 note_epoch(answer, run, epoch, loader)
-    except (StateError, RankLostError) as error:  # the latter if another rank was refused first, and says so
+    except (StateError, RankLostError) as error:  # the latter if another rank was refused first
         if answer.epochs or (isinstance(error, RankLostError) and "StateError" not in str(error)):
             raise
         answer.refusal = str(error)

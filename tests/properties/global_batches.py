@@ -1,4 +1,4 @@
-"""The global batches of `IndexedSamples`, of any ranks and workers in this process."""
+"""The global batches of `IndexedSamples` for any ranks and workers, in this process."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def starts_of(sizes: list[int]) -> Any:
 
 
 def numbers_at(order: SampleOrder, sizes: list[int], positions: Any = None) -> list[int]:
-    """Return the number of the sample at each position, or at all, among those of all shards."""
+    """Return the number of the sample at each position, or at all positions, in the whole dataset."""
     shards, places = order.find(np.arange(len(order)) if positions is None else np.array(positions, np.int64))
     assert np.all((places >= 0) & (places < np.array(sizes)[shards]))
     numbers: list[int] = (starts_of(sizes)[shards] + places).tolist()

@@ -1,7 +1,7 @@
-"""A plain model of the items of pipelines: lists, generators and itertools, and nothing of the package.
+"""A plain model of the items of pipelines, built from lists, generators and itertools, without the package.
 
-A pipeline is a tuple of steps, each a tuple of a name and its arguments; ``drawn_pipelines.py`` builds the stages that
-they stand for. The model knows the order of items unless a stage draws, and otherwise which samples come.
+A pipeline is a tuple of steps, each a tuple of a name and its arguments; ``built_pipelines.py`` builds the stages that
+they represent. The model knows the order of items unless a stage draws, and otherwise which samples come.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Steps = tuple[Step, ...]
 SHUFFLING = ("shuffle", "shuffle_samples", "torch_shuffle")
 #: Steps that read other pipelines as well.
 MIXING = ("mix", "mux", "zip")
-#: What is known of the order, from most to least: see `known`.
+#: Levels of knowledge about the order, from most to least; see `known`.
 DEGREES = ["order", "bag", "within", "drawn"]
 END = object()
 
@@ -67,7 +67,7 @@ def epochs_of(steps: Steps, place: Place, count: int) -> list[list[Any]]:
 
 
 def endless(steps: Steps, place: Place, turn: int) -> Iterator[Any]:
-    """Yield pass after pass; with each, the shares of the processes advance by one."""
+    """Yield pass after pass; the shares of the processes advance by one with each pass."""
     return itertools.chain.from_iterable(one_pass(steps, place, turn + number) for number in itertools.count())
 
 
@@ -95,7 +95,7 @@ def one_pass(steps: Steps, place: Place, turn: int) -> Iterator[Any]:
 
 
 def indexed(place: Place, name: str, sizes: tuple[int, ...], size: int | None, remainder: str, _: str) -> Iterator[Any]:
-    """Yield the part of one process in the global batches of a dataset in its order."""
+    """Yield the share of one process in the global batches of a dataset, in order."""
     items = [each for shard in shards_of(name, sizes) for each in shard]
     size, count = size or place.ranks, len(items)
     if remainder == "drop":
@@ -113,7 +113,7 @@ def indexed(place: Place, name: str, sizes: tuple[int, ...], size: int | None, r
 
 
 def in_turn(sources: Iterable[Iterable[Any]], stop: str = "all") -> Iterator[Any]:
-    """Yield one item of each source that has not ended, again and again; stop with the first that ends, or the last."""
+    """Yield one item of each remaining source in turn; stop with the first source that ends, or with the last."""
     left = [iter(source) for source in sources]
     while left:
         for source in list(left):
@@ -175,12 +175,12 @@ def number_of(item: Any) -> int:
 
 
 def key_of(each: dict[str, Any]) -> str:
-    """Return the key of a sample, with a mark if it is padding."""
+    """Return the key of a sample, marked if it is padding."""
     return str(each["__key__"]) + "+" * bool(each.get("__padding__"))
 
 
 def sorted_in_groups(items: Iterable[Any], size: int) -> Iterator[Any]:
-    """Yield the samples of each group in the order of their keys."""
+    """Yield the samples of each group in key order."""
     for group in batched(items, size, False):
         yield from sorted(group, key=key_of)
 
@@ -218,7 +218,7 @@ def others_of(step: Step) -> Sequence[Steps]:
 
 
 def known(steps: Steps) -> str:
-    """Return what is known of an epoch.
+    """Return what is known about an epoch.
 
     Returns:
         str: ``"order"``; or ``"bag"``, all samples of an epoch, in a random order; ``"within"``, some of them;
@@ -247,7 +247,7 @@ def known(steps: Steps) -> str:
 
 
 def population(steps: Steps) -> Counter[Hashable]:
-    """Return all items that an epoch could contain if nothing was cut off or drawn more than once."""
+    """Return all items that an epoch could contain if nothing were cut off or drawn repeatedly."""
     return Counter(flat(one_pass(uncut(steps), Place(), 0)))
 
 
@@ -269,13 +269,13 @@ def uncut(steps: Steps) -> Steps:
 
 
 def ends_early(steps: Steps) -> bool:
-    """Whether an error ends a stage that reads shards, so that it depends on their order which of them are read."""
+    """Whether an error ends a stage that reads shards, so that their order determines which of them are read."""
     has_garbage = any(left < 0 for step in steps if step[0] == "list" for _, left in (step[4:] or [()])[0])
     return has_garbage and any(step[0] == "load" and step[2:] and step[2].endswith("stop") for step in steps)
 
 
 def is_padding(item: Hashable) -> bool:
-    """Whether an item of `flat` comes from a sample that only fills up a batch."""
+    """Whether an item of `flat` comes from a padding sample."""
     if isinstance(item, tuple):
         return any(isinstance(each, tuple) and each == ("__padding__", True) for each in item)
     return isinstance(item, str) and item.endswith("+")

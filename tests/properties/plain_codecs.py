@@ -1,4 +1,4 @@
-"""What the stages that decode and encode do, on samples in a list."""
+"""The effect of the stages that decode and encode, on samples in a list."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-#: How each format encodes a record, by the extension of its files.
+#: The functions that encode a record, by file extension.
 ENCODERS: dict[str, Callable[[Any], bytes]] = {
     "jsonl": lambda value: json.dumps(value).encode() + b"\n",
     # Some tests run without the extras.

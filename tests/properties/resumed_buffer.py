@@ -1,4 +1,4 @@
-"""The law of stages that hold samples in a `SampleBuffer`: reading these again leads to the same rest."""
+"""The law of stages with a `SampleBuffer`: after reading the buffered samples again, they yield the same rest."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check_buffer_resumes(run: Run, items: list[Any], *, most: int | None = None)
     Args:
         run: applies the stage to a source, with a buffer, and a function that returns the current position.
         items: what the source yields.
-        most: the most samples that the stage may hold.
+        most: the maximum number of samples that the stage may buffer.
     """
     results: list[Any] = []
     states: list[tuple[list[int], int, int]] = [([], 0, 0)]

@@ -1,4 +1,4 @@
-"""An index of any archive agrees with reading it, and written indexes are read back."""
+"""An index of any archive agrees with the archive, and a written index is read back unchanged."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ NUMBERS = st.one_of(
 def test_inconsistent_numbers_are_refused(
     index: ShardIndex, name: str, at: int, number: int, length: int | None
 ) -> None:
-    """Whatever its columns are, an index never leads outside of its sample."""
+    """Whatever its columns contain, an index never points outside its sample."""
     columns = {each: np.array(column) for each, column in index.columns.items()}
     columns[name][at % len(columns[name])] = number if name != "member_fields" else number % 2**32
     columns[name] = columns[name][:length]

@@ -41,7 +41,7 @@ from pipeline_model import (
 from wds_datapipes import merge_states
 
 SECONDS = float(os.environ.get("RANDOM_PIPELINES_SECONDS", "0"))
-#: How many cases are tried if no time is given, so that a faster machine tries the same ones.
+#: The number of cases if no time is given, so that a faster machine tries the same cases.
 CASES = 1 if "RANDOM_PIPELINES_SECONDS" in os.environ else 8
 EPOCHS = 4
 STATEFUL = ("DataLoader2", "StatefulShards", "StatefulDataLoader")
@@ -105,7 +105,7 @@ def check_case(case: Case, folder: Path) -> str:
 
 
 def check_broken(case: Case, run: Run, whole: list[Answer], folder: Path) -> None:
-    """Check the epoch after an interrupted one: it is the next one, or continues the stream."""
+    """Check that the epoch after an interrupted one is the next one, or continues the stream."""
     is_stream = "with_epoch" in names_of(case.steps)
     keeps_place = case.topology.workers == 0 or (case.loader == "StatefulShards" and case.topology.workers == 1)
     if is_stream and not (keeps_place and case.batch is None):
@@ -121,7 +121,7 @@ def check_broken(case: Case, run: Run, whole: list[Answer], folder: Path) -> Non
 def check_cut(
     case: Case, cut: tuple[int, int], saving: Run, whole: list[Answer], again: list[Answer], folder: Path
 ) -> str:
-    """Check the state that was saved at a cut, or that it was refused; one may resume by replay."""
+    """Check the state saved at a cut, or that there is none; it may resume by replay."""
     files = [answer.states[cut] for answer in again]
     if refused := [file.message for file in files if isinstance(file, Refused)]:
         check(not must_resume(case.steps), f"a state was refused: {refused[0]}")
@@ -150,7 +150,7 @@ def check_cut(
 
 
 def check_second(case: Case, run: Run, resumed: list[Answer], folder: Path, is_begun: bool) -> None:
-    """Check the state saved by a run that has itself resumed."""
+    """Check a state saved by a resumed run."""
     then, form = run.cuts[0], run.format
     files = [answer.states[then] for answer in resumed]
     if refused := [file.message for file in files if isinstance(file, Refused)]:
@@ -177,7 +177,7 @@ def check_second(case: Case, run: Run, resumed: list[Answer], folder: Path, is_b
 
 
 def rests(whole: list[Answer], saving: list[Answer], cut: tuple[int, int]) -> list[list[Any]]:
-    """Return the items that each rank has yet to yield after a cut; an epoch ends when it has ended on all ranks."""
+    """Return the remaining items of each rank after a cut; an epoch ends when it has ended on all ranks."""
     epoch, count = cut
     if all(cut in answer.ended for answer in saving):
         return [answer.epochs[epoch + 1 :] for answer in whole]
@@ -211,7 +211,7 @@ def check_epochs(case: Case, topology: Topology, ranks: list[list[list[Any]]], w
 
 
 def check_drawn(case: Case, topology: Topology, ranks: list[list[list[Any]]], what: str, before: int) -> None:
-    """Check epochs whose number of items is known, but not the items."""
+    """Check epochs of which only the number of items is known."""
     steps, allowed = case.steps, population(case.steps)
     for rank, found in enumerate(ranks):
         for epoch, items in enumerate(found):
@@ -263,7 +263,7 @@ def check_rest(
     degree = known_of(case)
     came = real(each for found in ranks for each in flat(found[0]))
     left = real(each for of_rank in rest for each in flat(of_rank[0]))
-    # One rank draws other seeds for the following epochs than several ranks, and so drops other samples of an index.
+    # One rank draws different seeds for the following epochs than several ranks, and so drops different samples.
     is_same = (before.ranks > 1) == (topology.ranks > 1) or not drops_by_seed(case.steps)
     if degree != "drawn" and not drops(case) and (is_begun or is_same):
         same_bag(came, left, f"what {topology} resumed")

@@ -1,7 +1,7 @@
-"""The same chain of stages here and in webdataset, on the same shards, 600 times.
+"""The same chain of stages in this package and in webdataset, on the same shards, 600 times.
 
 Each chain is drawn at random, and written twice: for webdataset 1.0.2 and for this package. Both must yield the same
-items, or the same items up to an error in both. Intended differences are avoided, with a comment that explains them.
+items, or the same items up to an error in both. Intended differences are avoided, and explained by comments.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from wds_datapipes import ShardList, ShardReadingService
 from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.testing import build_shard
 
-#: How many chains there are without workers, and with each number of workers.
+#: The number of chains without workers, and with each number of workers.
 CHAINS = 600
 WITH_WORKERS = 8
 
@@ -343,12 +343,12 @@ def assert_same(chain: Chain, urls: Sequence[str], their_items: Iterable[Any], o
         assert their == Outcome([], failed=False), description
         return
     if their.failed and not our.failed and any("slice" in step.names for step in chain.steps):
-        # It reads on to the end of the slice, after the last wanted item.
+        # It continues to read to the end of the slice, past the last wanted item.
         assert their.items == our.items[: len(their.items)], description
         return
     assert their.failed == our.failed, description
     if chain.ordered and their.failed:
-        # Its batches are yielded once the next item is there, so an error may overtake one.
+        # It yields a batch only after the next item, so an error may come first.
         assert their.items == our.items[: len(their.items)], description
     elif chain.ordered:
         assert their.items == our.items, description

@@ -1,4 +1,4 @@
-"""Archives of Python's tarfile, of GNU tar or with crafted headers are read as tarfile reads them."""
+"""Archives from Python's tarfile, from GNU tar or with crafted headers are read as tarfile reads them."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ GNU_TAR_FORMATS = {
 
 
 def gnu_tar(folder: Path, *arguments: str) -> bytes:
-    """The archive that GNU tar writes of the paths at the end of the arguments."""
+    """Return the archive that GNU tar writes of the paths at the end of the arguments."""
     command = ["tar", "--create", "--file=-", f"--directory={folder}", "--sort=name", *arguments]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, env={**os.environ, "LC_ALL": "C.UTF-8"}).stdout
 
@@ -148,7 +148,7 @@ def tree(tmp_path: Path) -> Callable[[list[str]], dict[str, bytes]]:
             path.write_bytes(contents[f"./{name}"])
             os.utime(path, ns=(1, 1_000_000_001 * (number + 1)))
         (tmp_path / "tree/link").symlink_to("a.txt")
-        if names != SHORT:  # the names of v7, which has no named pipes
+        if names != SHORT:  # names for v7, which has no named pipes
             os.mkfifo(tmp_path / "tree/queue")
         return contents
 
@@ -236,7 +236,7 @@ def record(keyword: str, value: str | bytes) -> bytes:
 
 
 def patched(block: bytes, fields: dict[int, bytes], *, signed: bool = False) -> bytes:
-    """A header with changed bytes at some offsets, and the matching checksum."""
+    """Return a header with changed bytes at some offsets and a matching checksum."""
     changed = bytearray(block)
     for at, value in fields.items():
         changed[at : at + len(value)] = value
@@ -305,7 +305,7 @@ def test_crafted_headers(case: str) -> None:
 
 
 def test_a_long_name_whose_truncation_looks_like_a_directory() -> None:
-    """The v7 mark of a directory is a slash at the end of its whole name; tarfile checks the truncated one."""
+    """A slash at the end of the whole name marks a directory in v7; tarfile checks the truncated name."""
     name = "d" * 99 + "/f.txt"
     cut = patched(header("d" * 99 + "/", 4, tarfile.AREGTYPE), {})
     assert ours(file("L", name.encode(), kind=L) + cut + file()[512:] + END) == [(name, b"data", 0)]
@@ -317,7 +317,7 @@ def test_a_long_name_ends_where_its_header_says() -> None:
     assert ours(name + file() + END) == [("b.txt", b"data", 0)]
 
 
-def test_the_times_of_old_gnu_headers_are_no_prefix() -> None:
+def test_the_times_of_old_gnu_headers_are_not_a_prefix() -> None:
     """tarfile joins them to the name; GNU tar and this reader check the magic."""
     block = patched(file()[:512], {257: b"ustar  \0", 345: b"14712345670\0" + b"14712345671\0"})
     assert ours(block + file()[512:] + END) == [("a.txt", b"data", 0)]
@@ -387,7 +387,7 @@ def test_a_size_beyond_all_memory(open_stream: Callable[[bytes], BinaryIO], sele
 
 
 class Counting(io.FileIO):
-    """A file that counts how much of it was read."""
+    """A file that counts the bytes read."""
 
     count = 0
 

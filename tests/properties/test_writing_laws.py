@@ -1,4 +1,4 @@
-"""Written shards are read back by every reader, and the same samples are written as the same bytes."""
+"""Every reader reads written shards back, and the same samples are written as the same bytes."""
 
 from __future__ import annotations
 

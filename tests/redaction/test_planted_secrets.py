@@ -1,4 +1,4 @@
-"""A secret in each place where a URL or a command may stand appears in nothing that comes out of the package."""
+"""A secret in any URL or command appears in nothing that the package shows."""
 
 from __future__ import annotations
 
@@ -261,7 +261,7 @@ def result_of(use: object) -> object:
 
 
 def texts_of(found: object) -> Iterator[str]:
-    """Everything that is said about an object or an error."""
+    """Return everything shown about an object or an error."""
     if isinstance(found, BaseException):
         for error in chained(found):
             yield f"{error} {error!r} {error.args} {vars(error)} {getattr(error, '__notes__', '')}"

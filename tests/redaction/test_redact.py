@@ -1,4 +1,4 @@
-"""`redact` hides what may be a credential, and keeps what says which file and which program it is about."""
+"""`redact` hides possible credentials, and keeps what identifies the file and the program."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_secret_is_hidden_and_the_rest_is_shown(url: str, shown: str) -> None:
 
 
 @pytest.mark.parametrize("url", HARMLESS)
-def test_what_is_harmless_is_shown(url: str) -> None:
+def test_harmless_text_is_shown(url: str) -> None:
     assert redact(url) == url
     assert redact_text(f"{url} cannot be opened") == f"{url} cannot be opened"
 
@@ -102,7 +102,7 @@ def test_no_value_of_a_command_is_shown(secret: str) -> None:
         assert "Zq7" not in shown.replace("ssh host 'Zq7", "")
         assert "7qZ" not in shown
         if "me:" in command:
-            continue  # a part of a word that holds separators itself cannot be found in a message
+            continue  # a part of a word that contains separators cannot be found in a message
         assert "Zq7" not in redactor_of_command(command)(f"no such user: {secret}, in {command}")
 
 
@@ -127,7 +127,7 @@ def test_errors_warnings_and_logs_are_redacted_wherever_they_come_from(caplog: p
     assert caplog.messages == [want]
 
 
-def test_a_tokenizer_is_no_token() -> None:
+def test_a_tokenizer_is_not_a_token() -> None:
     assert redact_text("tokenizer: 'bert-base', token: 'Zq7'") == "tokenizer: 'bert-base', token: '***'"
 
 

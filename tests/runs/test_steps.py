@@ -1,4 +1,4 @@
-"""The samples of a step, as computed from a state, are those that the loops of all ranks received."""
+"""The samples of a step, computed from a state, are those that the loops of all ranks received."""
 
 from __future__ import annotations
 
@@ -309,7 +309,7 @@ def test_amended_runs_read_each_dataset_pass_by_pass_in_exact_proportions(
     for draws in drawn.values() if lanes == 1 else ():
         left = set[str]()
         for key, samples in draws:
-            left = left or {*samples}  # a pass has the shards that were known when it began
+            left = left or {*samples}  # a pass uses the shards known when it began
             left.remove(key)
     steps = RunSteps(pipes[0], state)
     assert [[each.key for each in steps.samples(step)] for step in range(len(batches))] == batches

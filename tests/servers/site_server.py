@@ -1,4 +1,4 @@
-"""A web server that keeps connections, and shows what was requested over which of them."""
+"""A web server that keeps connections open, and records the requests on each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A wire between a client and a server that breaks after a number of bytes, whatever their meaning."""
+"""A connection between a client and a server that breaks after a number of bytes, in any protocol."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["Cut", "Wire", "wire"]
 
 
 class Cut(NamedTuple):
-    """Where the connection breaks, and how.
+    """Where and how a connection breaks.
 
     Attributes:
-        at: after how many bytes of the server.
+        at: the number of bytes from the server before it breaks.
         how: ``"reset"`` the connection, ``"close"`` it, ``"stall"``, or ``"held"`` for a reset once the wire's
             `released` is set.
     """
@@ -27,12 +27,12 @@ class Cut(NamedTuple):
 
 
 class Wire:
-    """Passes bytes on, each connection until its cut.
+    """Forwards bytes on each connection until its cut.
 
     Attributes:
         port: the port that it listens on.
-        cuts: the cuts of the next connections, one after the other; None is no cut, as after the last one.
-        sent: how many bytes of the server each connection has passed on, one after the other.
+        cuts: the cuts of the next connections, one after the other; None means no cut, as do all later connections.
+        sent: the number of bytes from the server that each connection has forwarded, in order.
         released: lets held connections break.
     """
 
@@ -48,7 +48,7 @@ class Wire:
         self.released = threading.Event()
 
     def serve(self) -> None:
-        """Pass bytes on until it is closed."""
+        """Forward bytes until the connection is closed."""
         while True:
             try:
                 client, _ = self._listener.accept()
@@ -66,7 +66,7 @@ class Wire:
             self._threads[-1].start()
 
     def close(self) -> None:
-        """Break all connections, and wait for the threads that pass bytes on."""
+        """Break all connections, and wait for the threads that forward bytes."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()

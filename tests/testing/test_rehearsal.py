@@ -1,4 +1,4 @@
-"""`check_resume`, with correct pipelines and with faulty ones, and the law of coverage."""
+"""`check_resume` with correct and with faulty pipelines, and the law of coverage."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIZES = (5, 0, 7, 2)
 Pipe = IterDataPipe[Any]
 
 
-#: Another process also imports it.
+#: A module that another process also imports.
 sys.path.insert(0, str(Path(__file__).parent))
 stages: Any = importlib.import_module("unresumable")
 sys.path.pop(0)

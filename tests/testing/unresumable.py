@@ -1,4 +1,4 @@
-"""Stages that break the rules of stages, for `test_rehearsal`. They are in a module that another process can import."""
+"""Stages for `test_rehearsal` that break the rules, in a module that another process can import."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Pipe = IterDataPipe[Any]
 
 
 class Buffered(Stage[Any]):
-    """Holds an item back, but declares that it does not."""
+    """Holds back an item, but declares that it does not."""
 
     is_stateless = True
 
@@ -34,7 +34,7 @@ class Buffered(Stage[Any]):
 
 
 class Ending(Stage[Any]):
-    """Ends the process that resumes, or fails in it."""
+    """Exits or fails in the process that resumes."""
 
     is_stateless = True
 
