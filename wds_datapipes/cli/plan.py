@@ -142,8 +142,8 @@ def print_plan(shape: RunShape, found: RunPlan, price: float) -> None:
         ("shards of a host, in all epochs", f"{found.shards_per_host[1]:,}"),
         ("samples for each shard opened", f"{1 / found.opens_per_sample:,.4g}" if found.opens_per_sample else "-"),
         ("requests per sample, without a cache", f"{found.requests_per_sample:.4g}"),
-        ("requests per second, of all hosts", f"{found.requests_per_s:,.0f}"),
-        ("requests of an epoch", f"{requests:,.0f}, {requests / 1e6 * price:,.2f} dollars"),
+        ("requests per second, without a cache", f"{found.requests_per_s:,.0f}"),
+        ("requests of an epoch, without a cache", f"{requests:,.0f}, {requests / 1e6 * price:,.2f} dollars"),
         *(
             (f"bytes to a host in epoch {epoch}", human_bytes(size))
             for epoch, size in enumerate(found.bytes_per_epoch, 1)

@@ -125,10 +125,11 @@ class Manifest:
             if (old := known.get(_place_of(url))) is None:
                 added.append(shard)
             elif facts != [old.samples, old.bytes] or digest not in (None, old.sha256 or digest):
-                raise ValueError(
-                    f"{redact(url)} had {old.samples} samples in {old.bytes} bytes, and has changed since: it has "
-                    f"{facts[0]} in {facts[1]} bytes now. Write new samples to new shards"
+                before, now = (
+                    f"{samples} samples in {size} bytes" + (f" with the digest {sha256}" if sha256 else "")
+                    for samples, size, sha256 in ((old.samples, old.bytes, old.sha256), (*facts, digest))
                 )
+                raise ValueError(f"{redact(url)} had {before}, and now has {now}. Write new samples to new shards")
         return Manifest([*self.entries, *added])
 
     def __len__(self) -> int:
