@@ -27,15 +27,15 @@ Select: TypeAlias = slice | npt.ArrayLike | Callable[[ShardIndex], npt.ArrayLike
 
 #: The number of keys that a message names.
 NAMED = 3
-#: Integers and floating-point numbers are of one kind.
+#: Integers and floating-point numbers count as the same kind.
 NUMBER_KINDS = {ord("i"): "f"}
 
 
 class KeyTable:
-    """The keys of samples, in the order of their shards, and the numbers of the samples that have some keys.
+    """The keys of samples in the order of their shards, and the numbers of samples by key.
 
-    It takes 8 bytes for each key in addition to its text, and 16 more after the first `find`. Keys are found by their
-    hashes, and then compared.
+    Each key takes 8 bytes in addition to its text, and 16 more after the first `find`. Keys are found by hash and then
+    compared.
 
     Args:
         urls: the shards.
@@ -69,7 +69,7 @@ class KeyTable:
         """Return the number of the sample with each key, or -1.
 
         Raises:
-            DuplicateKeyError: there are two samples with one of the keys.
+            DuplicateKeyError: two samples have one of the keys.
         """
         wanted = [key.encode("utf-8", "surrogateescape") for key in keys]
         if self._by_hash is None:
@@ -175,11 +175,11 @@ class SampleTable:
         return f"<SampleTable of {len(self)} samples in {len(self.urls)} shards, columns {list(self.columns)}>"
 
     def find(self, keys: Iterable[str]) -> Numbers:
-        """Return the numbers of the samples with some keys, in the order of these.
+        """Return the numbers of the samples with some keys, in the order of the keys.
 
         Raises:
-            KeyError: there are no samples with some of the keys.
-            DuplicateKeyError: there are two samples with one of them.
+            KeyError: no sample has one of the keys.
+            DuplicateKeyError: two samples have one of the keys.
         """
         wanted = list(keys)
         found = self._keys.find(wanted)
@@ -213,14 +213,14 @@ def read_table(shards: Manifest | Shards, access: AccessOptions = AccessOptions(
 
 
 def resample(weights: npt.ArrayLike, *, count: int | None = None, seed: int = 0) -> Numbers:
-    """Return numbers of samples that come in proportion to their weights, for ``select`` of `IndexedSamples`.
+    """Return numbers of samples, repeated in proportion to their weights, for ``select`` of `IndexedSamples`.
 
-    A sample comes ``count * weight / sum(weights)`` times, rounded up or down, so that one of weight 0 never comes.
+    A sample occurs ``count * weight / sum(weights)`` times, rounded up or down, so a sample with weight 0 never occurs.
 
     Args:
         weights: the weight of each sample, such as ``1 / np.sqrt(frequencies[table.columns["label"]])``.
-        count: the number of samples in all; by default, as many as there are weights.
-        seed: chooses which samples are rounded up.
+        count: the total number of samples; by default, the number of weights.
+        seed: selects the samples that are rounded up.
 
     Raises:
         ValueError: a weight is negative or not finite, or none is positive.
@@ -240,7 +240,7 @@ def resample(weights: npt.ArrayLike, *, count: int | None = None, seed: int = 0)
     generator = np.random.default_rng(seed)
     order = generator.permutation(len(given))
     ends = np.cumsum(given[order] / given.max())  # the sum of large weights would be infinite
-    # Points at equal distances fall into an interval for each sample, which is as long as its weight.
+    # Each sample has an interval as long as its weight, into which equidistant points fall.
     points = np.minimum(np.arange(wanted) + generator.random(), np.nextafter(wanted, 0))
     found = np.searchsorted(ends / ends[-1] * wanted, points, "right")
     return np.sort(order[found]).astype(np.int64)
@@ -252,14 +252,14 @@ class Selection:
     A slice takes no memory per sample; numbers take 8 bytes for each.
 
     Args:
-        select: which samples, by their numbers in the order of the shards.
+        select: the samples, by their numbers in the order of the shards.
         sizes: the number of samples in each shard.
         read_index: returns the index of a shard, for a function.
         among: a mask of the samples that may be selected; by default all.
 
     Raises:
         IndexError: there is no sample with one of the numbers.
-        ValueError: a mask has another length, or a slice runs backwards.
+        ValueError: a mask has a different length, or a slice runs backwards.
         TypeError: the numbers are not integers.
 
     Examples:
@@ -299,7 +299,7 @@ class Selection:
             self._numbers = self.numbers[among[self.numbers]]
         lasts = self._count_below(ends)
         self._firsts = np.concatenate(([0], lasts[:-1])) if len(lasts) else lasts
-        #: How many samples of each shard are selected.
+        #: The number of selected samples in each shard.
         self.sizes: Numbers = lasts - self._firsts
 
     @property
@@ -312,7 +312,7 @@ class Selection:
 
         Args:
             shards: the shard of each sample.
-            places: its place among the selected samples of the shard.
+            places: the place of each sample among the selected samples of its shard.
         """
         chosen = self._firsts[shards] + places
         if isinstance(self._numbers, range):
@@ -324,7 +324,7 @@ class Selection:
         return _digest(self._numbers)
 
     def fingerprint_of(self, shards: slice) -> str:
-        """Return a digest of the numbers that are selected from some shards, counted from the first of these."""
+        """Return a digest of the numbers selected from some shards, counted from the first of these shards."""
         first, end = (
             int(self._firsts[at]) if at < len(self._firsts) else len(self._numbers)
             for at in (shards.start, shards.stop)
@@ -333,7 +333,7 @@ class Selection:
         return _digest(range(own.start - start, own.stop - start, own.step) if isinstance(own, range) else own - start)
 
     def _count_below(self, ends: Numbers) -> Numbers:
-        """Return how many of the selected numbers are below each end."""
+        """Return the number of selected samples below each end."""
         if isinstance(self._numbers, range):
             start, step = self._numbers.start, self._numbers.step
             return np.clip(-((start - ends) // step), 0, len(self._numbers))
@@ -347,7 +347,7 @@ def _digest(numbers: range | Numbers) -> str:
 
 
 def by_dataset(argument: str, given: Any, names: Collection[str]) -> Mapping[str, Any]:
-    """Return the value of an argument for each dataset, by its name.
+    """Return the value of an argument for each dataset, by name.
 
     Raises:
         TypeError: several datasets need a function, or a mapping from their names.
@@ -375,7 +375,7 @@ def numbers_of(chosen: Any, count: int, where: str = "", *, argument: str = "sel
         return np.empty(0, np.int64)
     if not np.issubdtype(found.dtype, np.integer):
         raise TypeError(f"{argument} must be numbers of samples or a mask, not an array of {found.dtype}{where}")
-    numbers = np.sort(found)  # not converted before the check, since large unsigned numbers would become negative
+    numbers = np.sort(found)  # not converted before the check, because large unsigned numbers would become negative
     if numbers[0] < 0 or numbers[-1] >= count:
         wrong = numbers[0] if numbers[0] < 0 else numbers[-1]
         raise IndexError(f"There is no sample {wrong} to {argument}: there are {count} samples{where}, numbered from 0")

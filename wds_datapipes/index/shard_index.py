@@ -33,11 +33,11 @@ COLUMNS = {
     "field_ends": "<i8",
     "field_text": "|u1",
 }
-#: Keys are decoded together unless the text around them is more than this many times as long.
+#: Keys are decoded together unless the surrounding text is more than this many times as long.
 SPARSE_KEYS = 16
 #: The kinds of the user's columns: Boolean values, integers, floating-point numbers and text of a fixed width.
 KINDS = "bifU"
-#: The most bytes of a value in these; a character of text takes 4.
+#: The maximum size of a value in these columns, in bytes; a character of text takes 4.
 MAX_VALUE_BYTES = 4 * 256
 
 
@@ -48,12 +48,12 @@ class ShardFacts:
     Attributes:
         bytes: the size of the file.
         sha256: its digest, in hexadecimal digits.
-        mtime_ns: the modification time of a local file, or of one without an ETag, in nanoseconds since 1970.
+        mtime_ns: the modification time of a local file, or of a file without an ETag, in nanoseconds since 1970.
         etag: the identifier of this version in a store.
         compression: ``"gzip"``, ``"bz2"``, ``"xz"`` or ``"zstd"``; ``None`` for a plain archive.
         key_rule: the rule that splits member names: ``"first_dot"``, ``"last_dot"`` or ``"module:function"``.
         lowercase: whether field names are lowercased.
-        on_duplicate: which of several members with the same field of a sample is used; ``"raise"`` for none.
+        on_duplicate: which of several members for the same field of a sample is used; ``"raise"`` for none.
     """
 
     bytes: int | None = None
@@ -141,13 +141,13 @@ class ShardIndex:
         facts: facts about the shard.
         columns: the arrays of an index, and those of the user, with one value per sample; they are not
             copied.
-        columns_by: the fingerprint of the function that computed the columns of the user; ``None`` if there are none.
+        columns_by: the fingerprint of the function that computed the user columns; ``None`` if there are none.
         name: the name of the index in error messages.
 
     Attributes:
         facts: facts about the shard, a `ShardFacts`.
         columns: the arrays, by name, for vectorized work on all samples; those of `build_indexes`'s ``columns`` too.
-        columns_by: the fingerprint of the function that computed these.
+        columns_by: the fingerprint of the function that computed the user columns.
         fields: the distinct names of all fields in the shard; ``member_fields`` refers to positions in this list.
 
     Raises:
@@ -224,7 +224,7 @@ class ShardIndex:
 
     @property
     def user_columns(self) -> list[str]:
-        """The names of the columns of the user."""
+        """The names of the user columns."""
         return [name for name in self.columns if name not in COLUMNS]
 
     @property
@@ -264,14 +264,14 @@ class ShardIndex:
 
     @cached_property
     def suffixes(self) -> list[bytes]:
-        """What follows the key in the header of each field; b"" if the key rule is not one of this package."""
+        """The text after the key in the header of each field; b"" if the key rule is not one of this package."""
         if self.key_rule is None:
             return [b""] * len(self.raw_fields)
         return [b".%b\0" % field.encode("utf-8", "surrogateescape") for field in self.raw_fields]
 
     @cached_property
     def has_plain_names(self) -> bool:
-        """Whether each name fits into a single header: it is ASCII text of less than 100 bytes."""
+        """Whether each name fits into a single header, that is, is ASCII text of less than 100 bytes."""
         text, longest = self.columns["key_text"], max(map(len, self.suffixes), default=0)
         lengths = np.diff(self.columns["key_ends"], prepend=0)
         return bool(lengths.max(initial=0) + longest <= NAME_BYTES and text.max(initial=0) < 128)
@@ -283,7 +283,7 @@ class ShardIndex:
         )
 
     def check_random_access(self) -> None:
-        """Raise unless samples can be read in any order.
+        """Raise an error unless samples can be read in any order.
 
         Raises:
             UnsupportedSidecarError: the shard is compressed.
@@ -316,7 +316,7 @@ def rule_name(rule: KeyRule) -> str:
 
 
 class NamedColumns(dict[str, "npt.NDArray[Any]"]):
-    """Columns, with an error for those of the user that were not built."""
+    """Columns, with an error for user columns that were not built."""
 
     index_name = ""
 
@@ -329,7 +329,7 @@ class NamedColumns(dict[str, "npt.NDArray[Any]"]):
 
 
 def check_columns(columns: dict[str, npt.NDArray[Any]]) -> None:
-    """Raise ValueError unless the columns are consistent: no offset may be outside of its sample."""
+    """Raise ValueError unless the columns are consistent: no offset may be outside its sample."""
     if not columns.keys() >= COLUMNS.keys():
         raise ValueError(f"it has the columns {sorted(columns)}, not {sorted(COLUMNS)}")
     for name, kind in COLUMNS.items():

@@ -1,4 +1,4 @@
-"""Columns of the user: one value for each sample of a shard, computed from its fields when its index is built."""
+"""User columns: one value per sample of a shard, computed from its fields when the index is built."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def add_columns(
     Raises:
         UnsupportedSidecarError: the shard is compressed.
         ShardError: the shard cannot be read.
-        TypeError: the function returns something else than a mapping from names to values of one type.
+        TypeError: the function returns anything other than a mapping from names to values of one type.
         ValueError: it returns different names for different samples, or a name or a value that cannot be stored.
     """
     index.check_random_access()
@@ -61,7 +61,7 @@ def add_columns(
 
 
 def columns_fingerprint(compute: ComputeColumns, fields: Collection[str] | None) -> str:
-    """Return a digest of a function and the fields that it gets."""
+    """Return a digest of a function and the fields that it receives."""
     return fingerprint(compute, None if fields is None else sorted(fields))
 
 

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 
 Item: TypeAlias = "Sample | WdsError | OSError | None"
-"""A sample, the error in its place, or None where there is none."""
+"""A sample, an error in its place, or None if there is no sample."""
 Chunk: TypeAlias = "tuple[Numbers, Numbers]"
-"""The shards of some samples, or -1 for no sample; and their numbers in these shards."""
+"""The shards of some samples, or -1 for no sample, and their numbers in these shards."""
 
 T = TypeVar("T")
 
@@ -46,18 +46,18 @@ THREADS = 32
 #: By how much ``read_ahead`` is divided for a part of the samples that is read together. There may be more parts of
 #: samples in the order of their shards, which do not become neighbours of others.
 PARTS, ASCENDING_PARTS = 2, 4
-#: The most samples that are planned again after one that cannot be read.
+#: The maximum number of samples that are planned again after an unreadable one.
 RETRIED = 256
 
 
 class DatasetReader:
-    """Reads samples of a dataset in any order. A bounded number of shards is open at a time.
+    """Reads samples of a dataset in any order, with a bounded number of open shards.
 
     Args:
         urls: the shards.
-        sizes: the number of samples in each; an index with another number is an error.
+        sizes: the number of samples in each shard; an index with a different number is an error.
         access: where the indexes are, and how shards are opened.
-        fields: the fields to read; by default all.
+        fields: the fields to read, by default all.
         names: the value of the field ``__dataset__`` for each shard, if its samples have one.
         priority: the order in which copies are evicted.
         counters: the counters of the pipeline.
@@ -90,7 +90,7 @@ class DatasetReader:
         self.counters = counters or Counters()
         self._fields, self._names = fields, names
         self._is_local = all(local_path(url) is not None for url in urls)
-        self._readers = OrderedDict[int, Future[SampleReader]]()  # the one that was used last is at the end
+        self._readers = OrderedDict[int, Future[SampleReader]]()  # the most recently used one is at the end
         self.cache = (
             None if access.cache_dir is None else CacheFolder(access.cache_dir, access.cache_bytes, priority=priority)
         )
@@ -107,14 +107,14 @@ class DatasetReader:
         self.close()
 
     def stream(self, chunks: Iterable[Chunk]) -> Iterator[Item]:
-        """Yield samples in the given order, and an error in the place of each sample that cannot be read.
+        """Yield samples in the given order, with an error in place of each unreadable one.
 
         If there are remote shards, samples are read ahead, in `THREADS` threads, and about ``read_ahead`` bytes are
         held, or `PARTS` samples that are larger. Samples of local shards are read when they are due; small fields that
         are close together in a shard are read at once, and a part of them is held.
 
         Args:
-            chunks: the samples; taken ahead as well.
+            chunks: the samples, which are also read ahead.
         """
         wholes = self._split(chunks)
         if not self._is_local:
@@ -133,7 +133,7 @@ class DatasetReader:
         chunk = next(chunks, None)
         while chunk is not None:
             (shards, numbers), needed = chunk, {*chunk[0].tolist()}
-            # A shard is closed to open another one, but not before its samples were read.
+            # A shard is closed to open another one, but only after its samples were read.
             while begun and len(needed.union(*(own for own, *_ in begun))) > self._access.open_shards:
                 yield from begun.popleft()[2]
             self._open_soon(needed)
@@ -153,7 +153,7 @@ class DatasetReader:
             yield from begun.popleft()[2]
 
     def _parts_of(self, shards: Numbers, numbers: Numbers) -> Iterator[tuple[int, Chunk]]:
-        """Yield parts of a chunk, with about how many bytes are held of each."""
+        """Yield parts of a chunk, with the approximate number of bytes held of each."""
         sizes = np.full(len(shards), BLOCK)  # of a sample that does not exist, too
         is_ascending = np.all((shards[1:] != shards[:-1]) | (numbers[1:] > numbers[:-1]))
         most = self._access.read_ahead // (ASCENDING_PARTS if is_ascending else PARTS)
@@ -171,7 +171,7 @@ class DatasetReader:
             start = stop
 
     def _read_part(self, shards: Numbers, numbers: Numbers) -> Iterator[Item]:
-        """Read samples whose shards can all be open; those of remote shards are requested now."""
+        """Read samples whose shards can all be open; samples of remote shards are requested now."""
         if np.all(shards == shards[0]):
             return self._read_shard(int(shards[0]), numbers)
         streams = {shard: self._read_shard(shard, numbers[shards == shard]) for shard in dict.fromkeys(shards.tolist())}
@@ -187,7 +187,7 @@ class DatasetReader:
         return self._read_each(shard, numbers, begun)
 
     def _read_each(self, shard: int, numbers: Numbers, samples: Iterator[Sample] | None) -> Iterator[Item]:
-        """Yield samples of a shard; one that cannot be read does not affect those that are read together with it."""
+        """Yield samples of a shard; an unreadable one does not affect those read together with it."""
         done = 0
         while done < len(numbers):
             is_open = samples is not None
@@ -195,7 +195,7 @@ class DatasetReader:
                 if samples is None:
                     reader = self._reader(shard)
                     is_open = True
-                    # After an error, another plan for all would take too long if there are many.
+                    # After an error, a new plan for all samples would take too long if there are many.
                     samples = reader.stream(numbers[done : done + RETRIED if done else None], self._fields)
                 for sample in samples:
                     done += 1
@@ -225,7 +225,7 @@ class DatasetReader:
         return self._threads.submit(function)
 
     def _open_soon(self, shards: Iterable[int]) -> None:
-        """Begin to open shards, whose indexes are read, and close those that were used least recently."""
+        """Begin to open shards and read their indexes, and close the least recently used ones."""
         for shard in shards:
             if shard >= 0 and shard not in self._readers:
                 self._close_shards([*self._readers][: max(len(self._readers) + 1 - self._access.open_shards, 0)])
@@ -243,10 +243,10 @@ class DatasetReader:
         return reader
 
     def open_next(self, following: DatasetReader, shards: Iterable[int]) -> None:
-        """Let the reader of the next epoch begin to open some shards; copies are downloaded meanwhile.
+        """Let the reader of the next epoch begin to open some shards; copies are downloaded in the meantime.
 
-        One that cannot be opened now is opened when it is due. If this reader needs the space of the copies, it closes
-        the other one.
+        A shard that cannot be opened now is opened when it is due. If this reader needs the space of the copies, it
+        closes the other reader.
         """
         following._is_ahead = True
         with self._next_lock:
@@ -254,7 +254,7 @@ class DatasetReader:
             following._open_soon(shards)
 
     def begin(self, counters: Counters) -> None:
-        """Begin an epoch, for which shards may have been opened before; their copies are used in this pass."""
+        """Begin an epoch, for which shards may already have been opened; this pass uses their copies."""
         self.counters, self._is_ahead = counters, False
         for shard, opened in [*self._readers.items()]:
             if opened.done() and (opened.cancelled() or opened.exception() is not None):
@@ -274,7 +274,7 @@ class DatasetReader:
         """Return the index of a shard.
 
         Raises:
-            ChangedShardError: it has a different number of samples than the dataset was opened with.
+            ChangedShardError: its number of samples differs from when the dataset was opened.
             SidecarError: it is missing or damaged, or its shard is compressed.
         """
         path = index_url(self._urls[shard], self._access.index_dir)
@@ -321,7 +321,7 @@ class DatasetReader:
 
 
 def split_by_shards(shards: Numbers, most: int) -> Iterator[slice]:
-    """Yield the parts of a list of shards in which there are at most ``most``."""
+    """Yield parts of a list of shards with at most ``most`` shards each."""
     start = 0
     while start < len(shards):
         firsts = np.sort(np.unique(shards[start:], return_index=True)[1])

@@ -1,4 +1,4 @@
-"""Samples of an epoch by their positions: in the place of one that is excluded or unreadable, there is another."""
+"""Samples of an epoch by position, with substitutes for excluded and unreadable samples."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from wds_datapipes.user_warnings import warn_user
 class EpochSamples:
     """The samples at the positions of an epoch.
 
-    The place of a sample that is excluded, or that cannot be read if the policy skips errors, is taken by another
-    sample of the epoch, which the position determines: of the same lane and dataset, unless none of the first ones that
-    are tried remains. So nothing shifts, for any number of ranks and workers. The index of a shard tells which of its
-    samples are excluded, before it is opened.
+    An excluded sample, and an unreadable one if the policy skips errors, is replaced by another sample of the epoch,
+    which the position determines. It is from the same lane and dataset, unless none of the first ones tried remains.
+    Nothing shifts, for any number of ranks and workers. The index of a shard determines its excluded samples before the
+    shard is opened.
 
     Args:
         shards: the shards.
-        readers: the readers of the shards, and of those that are joined.
+        readers: the readers of the shards and of joined shards.
         order: the order of the epoch.
-        substitutes: whether others take the places; otherwise, they stay empty.
+        substitutes: whether samples are replaced; otherwise, their places stay empty.
 
     Attributes:
         holes: the positions of other samples, and of none, that were found and not read yet.
-        errors: the errors of shards whose index cannot be read, so that none of their samples is.
+        errors: the errors of shards whose index, and therefore samples, cannot be read.
     """
 
     def __init__(
@@ -53,16 +53,16 @@ class EpochSamples:
     def read(self, chunks: Iterable[Numbers], policy: ErrorPolicy) -> Iterator[tuple[Sample | None, int, bool]]:
         """Yield the samples at some positions, their positions, and whether they are substitutes.
 
-        It ends at the first error for which a handler returns False.
+        Iteration ends at the first error for which a handler returns False.
 
         Args:
             chunks: arrays of positions; those from the length of the epoch on are padding.
             policy: what to do with samples that cannot be read.
 
         Raises:
-            ShardError: a sample cannot be read, or no other in its place.
+            ShardError: neither a sample nor a substitute for it can be read.
             SidecarError: an index is missing or damaged.
-            EmptySourceError: all samples are excluded, or nearly.
+            EmptySourceError: all or nearly all samples are excluded.
         """
         waiting = deque[int]()  # the positions of the samples that are being read
         begun = 0
@@ -96,7 +96,7 @@ class EpochSamples:
         for number in range(1, TRIES + 1):
             for item in self._shards.stream(self._readers, [self._others(np.array([position]), number)]):
                 if isinstance(item, dict):
-                    return item  # the errors of others are reported at their own positions
+                    return item  # errors of other samples are reported at their own positions
         note(error, f"{TRIES} other samples of the epoch, which were tried in its place, could not be read either")
         raise error
 
@@ -104,7 +104,7 @@ class EpochSamples:
         """Yield positions, with the shards of the samples to read there, or -1, and their numbers in these.
 
         Raises:
-            EmptySourceError: all samples are excluded, or nearly.
+            EmptySourceError: all or nearly all samples are excluded.
         """
         shards, numbers = self._shards.find(self._order.find(positions))
         if not self._shards.exclusions:
@@ -115,7 +115,7 @@ class EpochSamples:
             yield positions[part], (shards[part], numbers[part])
 
     def _fill(self, positions: Numbers, shards: Numbers, numbers: Numbers) -> None:
-        """Replace samples that are excluded."""
+        """Replace excluded samples."""
         left = np.flatnonzero(self._are_excluded(shards, numbers))
         self.holes.update(positions[left].tolist())
         shards[left] = -1
@@ -135,7 +135,7 @@ class EpochSamples:
         )
 
     def _others(self, positions: Numbers, number: int) -> Chunk:
-        """Return samples to read in the places of others, with shard -1 where they are excluded or do not fit."""
+        """Return samples to read in place of others, with shard -1 where they are excluded or do not fit."""
         shards, numbers = self._shards.find(self._order.find(self._order.substitutes(positions, number)))
         is_unfit = self._are_excluded(shards, numbers)
         if number <= TRIES * 3 // 4:
@@ -153,7 +153,7 @@ class EpochSamples:
         return are_excluded
 
     def _find_excluded(self, shard: int) -> npt.NDArray[np.bool_]:
-        """Return a mask of the excluded samples of a shard; those of one whose index cannot be read are, too."""
+        """Return a mask of the excluded samples of a shard, which are all if its index cannot be read."""
         (name,) = self._shards.names(np.array([shard]))
         try:
             mask, keys = self._shards.exclusions.find_in(name, self._readers[0].index_of(shard))
@@ -167,7 +167,7 @@ class EpochSamples:
         return mask
 
     def warn_of_unknown_keys(self) -> None:
-        """Warn of excluded keys that no sample has, if this epoch has read from all shards."""
+        """Warn about excluded keys that no sample has, if this epoch has read from all shards."""
         if not self._is_known.all():
             return
         names = dict.fromkeys(self._shards.names(np.arange(len(self._is_known))))

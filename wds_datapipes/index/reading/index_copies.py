@@ -25,9 +25,9 @@ from wds_datapipes.shard_cache.entry import UNKNOWN, entries, evict, modified_ns
 from wds_datapipes.shard_cache.store import CacheFolder, DownloadRequest
 
 LOGGER = logging.getLogger("wds_datapipes")
-#: How long copies are kept that no process uses, and how often such are looked for, in seconds.
+#: The lifetime of copies that no process uses, and the interval between searches for them, in seconds.
 KEPT_S, PAUSE_S = 86_400.0, 3600.0
-#: The file whose modification time is when they were last looked for.
+#: The file whose modification time is the time of the last search.
 CLEANED = "cleaned"
 
 
@@ -63,7 +63,7 @@ class IndexCopies:
         try:
             self._prepare_folder()
             request = DownloadRequest(url, UNKNOWN, None, self._options)
-            # The copy is pinned as long as it is mapped.
+            # The copy is pinned while it is mapped.
             with cast(BinaryIO, self._folder.open(request)) as copy:
                 return parse_index(mmap(copy.fileno(), 0, access=ACCESS_READ), name=redact(url))
         except ShardError as error:
@@ -77,11 +77,11 @@ class IndexCopies:
         return read_index(url, **self._options)
 
     def _prepare_folder(self) -> None:
-        """Make sure that the folder belongs to this user, and remove copies that no run has used for a day.
+        """Check that the folder belongs to this user, and remove copies that no run has used for a day.
 
         Raises:
             CacheError: another user may change the copies.
-            OSError: there can be no folder.
+            OSError: the folder cannot be created.
         """
         if self._is_private:
             self._parent.mkdir(mode=0o700, exist_ok=True)
@@ -97,7 +97,7 @@ class IndexCopies:
         with suppress(OSError):  # the disk is read-only
             self._folder.path.mkdir(parents=True, exist_ok=True)
             cleaned.touch()
-            reserve_space(self._folder.path, None, 0, sys.maxsize)  # removes what killed processes left
+            reserve_space(self._folder.path, None, 0, sys.maxsize)  # removes what killed processes left behind
             for entry in entries(self._folder.path):
                 if time.time() - entry.last_use() / 1e9 > KEPT_S:
                     evict(entry)

@@ -44,20 +44,21 @@ from wds_datapipes.types import Sample
 
 
 class IndexedShards:
-    """The shards of a dataset, or of several, and their numbers of samples; each process has its own readers of them.
+    """The shards of one or several datasets and their numbers of samples; each process has its own readers.
 
     Args:
-        datasets: for each dataset, the URL of each shard, and its number of samples. A single one has the name ``""``.
+        datasets: for each dataset, the URL and the number of samples of each shard. A single dataset has the name
+            ``""``.
         select: which samples; by default all. With several datasets, a function, or a mapping from names of datasets.
         join: other datasets, whose fields are added to the samples with the same keys, and what to do with samples
             without a counterpart in them.
         lengths: the length of each selected sample, or a function that returns those of all samples of a shard.
-        exclude: the samples in whose places an epoch has others, see `Exclusions`.
+        exclude: the samples that an epoch replaces with others; see `Exclusions`.
         fields: the fields to read; by default all.
         access: where the indexes are, and how shards are opened.
 
     Attributes:
-        exclusions: the samples in whose places an epoch has others.
+        exclusions: the samples that an epoch replaces with others.
         urls: the URL of each shard.
         sizes: the number of selected samples in each shard.
         all_sizes: the number of samples in each.
@@ -103,7 +104,7 @@ class IndexedShards:
         self._others, missing = [other for other, _ in join], [lacking for _, lacking in join]
         self._selection: Selection | None = None
         with self.open_reader() as reader:
-            #: For each joined dataset, the numbers in it of the samples with the keys of all samples, or -1.
+            #: For each joined dataset, the numbers of its samples with the keys of all samples, or -1.
             self._joins = [self._join(reader, other) for other in self._others]
             self._select(reader, select, missing)
             self._ends = np.cumsum(self.sizes)
@@ -119,7 +120,7 @@ class IndexedShards:
         return found
 
     def _check_joins(self, reader: DatasetReader, missing: Sequence[Lacking]) -> None:
-        """Raise if a selected sample has no counterpart, and must have one."""
+        """Raise an error if a selected sample lacks a required counterpart."""
         for join, other, lacking in zip(self._joins, self._others, missing, strict=True):
             if lacking != "raise":
                 continue
@@ -137,7 +138,7 @@ class IndexedShards:
     def _select(
         self, reader: DatasetReader, select: Select | Mapping[str, Select] | None, missing: Sequence[Lacking]
     ) -> None:
-        """Restrict the datasets to the samples that are selected, and that have counterparts if they must."""
+        """Restrict the datasets to the selected samples that have all required counterparts."""
         masks = [join >= 0 for join, lacking in zip(self._joins, missing, strict=True) if lacking == "skip"]
         among = np.logical_and.reduce(masks) if masks else None
         selects = by_dataset("select", select, self.parts)
@@ -153,7 +154,7 @@ class IndexedShards:
             raise EmptySourceError(f"{what} of the {self.all_sizes.sum()} samples")
 
     def _select_by_name(self, reader: DatasetReader, select: Mapping[str, Select]) -> Numbers:
-        """Return the numbers of the samples that are selected from each dataset; by default all."""
+        """Return the numbers of the samples selected from each dataset, by default all."""
         numbers = [np.empty(0, np.int64)]
         for name, part in self.parts.items():
             own = Selection(
@@ -175,13 +176,13 @@ class IndexedShards:
         return found
 
     def _selected(self) -> tuple[Numbers, Numbers]:
-        """Return the shards of all selected samples, and their numbers in them."""
+        """Return the shards of all selected samples, and the numbers of the samples in these shards."""
         shards = np.repeat(np.arange(len(self.sizes)), self.sizes)
         return self.find((shards, np.arange(len(self)) - self.starts[shards]))
 
     @property
     def most_open(self) -> int:
-        """The most shards of a dataset that a process keeps open."""
+        """The maximum number of shards of a dataset that a process keeps open."""
         return self._access.open_shards
 
     @property
@@ -198,7 +199,7 @@ class IndexedShards:
 
     @contextmanager
     def open(self, counters: Counters) -> Iterator[list[DatasetReader]]:
-        """Open readers of all shards, and of those that are joined, for an epoch."""
+        """Open readers of all shards and joined shards for an epoch."""
         if self._access.cache_dir is not None:
             self._passes.begin(Path(self._access.cache_dir))
         (process, readers, stack), self._ahead = self._ahead or (0, [], ExitStack()), None
@@ -214,7 +215,7 @@ class IndexedShards:
         """Begin to open the shards of samples with which the next epoch begins, until `open` is called for it.
 
         Args:
-            readers: those of `open`.
+            readers: the result of `open`.
             chunk: the shards of the samples, and their places among the selected samples of the shards.
         """
         own = self.find(chunk)
@@ -240,13 +241,13 @@ class IndexedShards:
         return DatasetReader(self.urls, self.all_sizes, self._access, **options)
 
     def stream(self, readers: Sequence[DatasetReader], chunks: Iterable[Chunk]) -> Iterator[Item]:
-        """Yield samples with the fields of all joined datasets, and an error in the place of each that is unreadable.
+        """Yield samples with the fields of all joined datasets, with an error in place of each unreadable one.
 
-        A sample that another dataset lacks has no fields of it. An error may also be a `DuplicateKeyError`, if two
-        datasets have the same field.
+        A sample without a counterpart in another dataset lacks its fields. If two datasets have the same field, the
+        error is a `DuplicateKeyError`.
 
         Args:
-            readers: those of `open`.
+            readers: the result of `open`.
             chunks: the shards of some samples, or -1, and their numbers in these.
         """
         own, *copies = tee(chunks, len(readers))
@@ -260,7 +261,7 @@ class IndexedShards:
         return map(join_fields, samples, zip(*others, strict=True))
 
     def _counterparts(self, join: Numbers, other: IndexedShards, chunk: Chunk) -> Chunk:
-        """Return where the samples of a joined dataset are that have the keys of some samples; shard -1 for none."""
+        """Return the positions of a joined dataset's samples with the keys of some samples; shard -1 means none."""
         shards, numbers = chunk
         wanted = np.where(shards < 0, -1, join[np.where(shards < 0, 0, self._starts[shards] + numbers)])
         found = np.searchsorted(other._ends, wanted, "right")
@@ -272,7 +273,7 @@ class IndexedShards:
         return shards, places if self._selection is None else self._selection.find(shards, places)
 
     def excluding(self, exclusions: Exclusions) -> IndexedShards:
-        """Return these shards with other exclusions."""
+        """Return these shards with different exclusions."""
         shards = copy(self)
         shards.exclusions = exclusions
         return shards
@@ -312,7 +313,7 @@ class IndexedShards:
         return np.searchsorted([part.stop for part in self.parts.values()], shards, "right")
 
     def keys(self, shards: Numbers, numbers: Numbers) -> list[str]:
-        """Return the keys of samples, from the index of each of their shards, which is read once."""
+        """Return the keys of samples; the index of each of their shards is read once."""
         keys = np.empty(len(shards), object)
         with self.open_reader() as reader:
             for shard in {*shards.tolist()}:
@@ -341,7 +342,7 @@ class IndexedShards:
         return [sample for sample in samples if sample is not None]
 
     def digest_of(self, name: str, shards: int) -> str:
-        """Return a digest of the first shards of a dataset, and of the samples that are selected from them."""
+        """Return a digest of the first shards of a dataset and of the samples selected from them."""
         part = self.parts[name]
         part = slice(part.start, part.start + shards)
         details = [each.fingerprint() for each in self._others]
@@ -370,13 +371,13 @@ def _index_from(reader: DatasetReader, first: int, shard: int) -> ShardIndex:
 
 
 class FieldConflictError(DuplicateKeyError):
-    """Two joined datasets have the same field, which no error policy skips, since it is so in all samples."""
+    """Two joined datasets have the same field, which no error policy skips, because it affects all samples."""
 
     concerns_all = True
 
 
 def join_fields(sample: Item, counterparts: Iterable[Item]) -> Item:
-    """Return a sample with the fields of those with the same key in other datasets, or the first error."""
+    """Return a sample with the fields of its counterparts in other datasets, or the first error."""
     if not isinstance(sample, dict):
         return sample
     for other in counterparts:

@@ -1,4 +1,4 @@
-"""Read plan: the ranges of a shard that hold some fields with their headers, and the requests that read them."""
+"""Read plan: the ranges of a shard that contain some fields with their headers, and the requests for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.tar.headers import BLOCK
 
-#: The most bytes of headers before a field that are read with it.
+#: The maximum number of bytes of headers that are read with a field.
 MAX_HEADER_BYTES = 8 << 10
 #: A request reads at most the length of this many samples, of the fields to read, between two ranges.
 GAP_SAMPLES = 32
@@ -25,10 +25,10 @@ class ReadPlan(NamedTuple):
         keys: the key of each sample.
         counts: the number of fields of each sample.
         names: the name of each field, sample by sample and in the order of the archive.
-        suffixes: what follows the key in the header of each field; b"" if the key rule is not one of this package.
+        suffixes: the text after the key in the header of each field; b"" if the key rule is not one of this package.
         members: the number of each field among all members of the index.
-        ranges: the number of the range that holds each field.
-        begins: where each field begins in its range, behind its headers; 0 if the range holds only its data.
+        ranges: the number of the range that contains each field.
+        begins: where each field begins in its range, after its headers; 0 if the range contains only its data.
         ends: where it ends.
         starts: the offset of each range in the shard.
         stops: the offset of its end.
@@ -63,14 +63,14 @@ def plan_reading(
 ) -> ReadPlan:
     """Return how to read samples of a shard, whatever their order.
 
-    A request also reads what is between its ranges.
+    A request also reads the bytes between its ranges.
 
     Args:
         index: the index of the shard.
         numbers: the numbers of the samples.
         fields: the fields to read; by default all.
-        max_bytes: the most bytes of a request before its last field.
-        max_gap: the most bytes between two ranges of a request.
+        max_bytes: the maximum size of a request before its last field, in bytes.
+        max_gap: the maximum number of bytes between two ranges of a request.
         alone_from: fields of this size in bytes are read alone, without headers, so that they need not be copied again.
 
     Examples:
@@ -119,14 +119,14 @@ def plan_reading(
 
 
 def gap_of(sample_bytes: float, max_bytes: int) -> float:
-    """Return the most bytes between two ranges that are read with them, rather than that there are two requests."""
+    """Return the maximum gap in bytes between two ranges that one request reads, rather than two."""
     return min(GAP_SAMPLES * sample_bytes, max_bytes)
 
 
 def sizes_of(
     index: ShardIndex, numbers: Numbers, fields: Collection[str] | None = None, *, below: int | None = None
 ) -> Numbers:
-    """Return about how many bytes some fields of each sample take in a shard, except those from ``below`` bytes."""
+    """Return the approximate size of some fields of each sample in bytes, except fields from ``below`` bytes."""
     members, counts = _members(index, numbers, fields)
     sizes = index.columns["member_sizes"][members]
     spans = _rounded(sizes) + BLOCK
@@ -137,7 +137,7 @@ def sizes_of(
 
 
 def heads_of(index: ShardIndex, members: Numbers) -> Numbers:
-    """Return the bytes between each member's data and the end of the member before it: those of its headers."""
+    """Return the size of each member's headers: the bytes between its data and the end of the previous member."""
     columns = index.columns
     offsets, sizes, firsts = (columns[name] for name in ("member_offsets", "member_sizes", "sample_members"))
     samples = np.searchsorted(firsts, members, "right") - 1
@@ -148,7 +148,7 @@ def heads_of(index: ShardIndex, members: Numbers) -> Numbers:
 
 
 def _members(index: ShardIndex, numbers: Numbers, fields: Collection[str] | None) -> tuple[Numbers, Numbers]:
-    """Return the members to read, sample by sample, and how many each sample has."""
+    """Return the members to read, sample by sample, and the number of members of each sample."""
     columns = index.columns
     firsts = columns["sample_members"][numbers]
     counts = columns["sample_members"][numbers + 1] - firsts
@@ -177,16 +177,16 @@ def _cuts(
     max_bytes: int,
     max_gap: float,
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Return whether a range, and whether a request begins with each of the fields, which are in ascending order."""
+    """Return whether a range, and whether a request, begins with each of the fields, in ascending order."""
     is_request = np.ones(len(lows), bool)
     gaps = lows[1:] - ends[:-1]
     is_request[1:] = (gaps < 0) | (gaps > max_gap) | is_alone[1:] | is_alone[:-1]
     starts = lows[is_request]
     parts = (lows - starts[np.cumsum(is_request) - 1]) // max_bytes
     is_request[1:] |= parts[1:] != parts[:-1]
-    is_other = offsets[1:] != offsets[:-1]  # a field that is repeated is in the same range
+    is_other = offsets[1:] != offsets[:-1]  # a repeated field is in the same range
     is_request[1:] &= is_other
-    # About a sample between two others is kept, rather than that it is cut out.
+    # Up to about one sample between two others is kept rather than cut out.
     is_range = is_request.copy()
     is_range[1:] |= (gaps > max(sample_bytes, BLOCK)) & is_other
     return is_range, is_request

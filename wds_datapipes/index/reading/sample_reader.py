@@ -32,16 +32,16 @@ from wds_datapipes.tar.headers import BLOCK, NUMBERS, HeaderReader, round_to_blo
 from wds_datapipes.tar.scanner import open_archive_ranges
 from wds_datapipes.types import Sample
 
-#: Memory for at most this many bytes is allocated before they arrive: an index may claim any size.
+#: At most this many bytes are allocated before they arrive, because an index may claim any size.
 STEP_BYTES = 8 << 20
 #: About how many bytes are read at once, and how many between two samples at most. Fields from ``LONG_BYTES`` are read
 #: alone, so that they are not copied again.
 MAX_READ_BYTES, MAX_GAP_BYTES, LONG_BYTES = 256 << 10, 16 << 10, 32 << 10
 #: The same for a remote shard: reading this much more takes about as long as a request.
 MAX_REQUEST_BYTES, MAX_REQUEST_GAP_BYTES = 2 << 20, 128 << 10
-#: How many bytes before the data of a field the size in its header begins, and how many before it ends.
+#: The distance from the beginning and the end of the size in a field's header to the field's data, in bytes.
 SIZE_BEFORE, SIZE_END = BLOCK - 124, BLOCK - 136
-#: If there is more between two fields than the headers of a long name, the name of the second one is not read.
+#: If the gap between two fields exceeds the headers of a long name, the name of the second field is not read.
 MAX_HEAD_BYTES = 1 << 20
 
 Submit: TypeAlias = Callable[[Callable[[], list[bytes]]], Future[list[bytes]]]
@@ -49,18 +49,18 @@ Submit: TypeAlias = Callable[[Callable[[], list[bytes]]], Future[list[bytes]]]
 
 
 class ShardRanges:
-    """Reads ranges of a shard. It is thread-safe; several ranges of a remote shard are requested at the same time.
+    """Reads ranges of a shard; it is thread-safe, and requests several ranges of a remote shard concurrently.
 
-    When the shard is opened, it must be the one that was indexed, by its size and ETag. A copy of a shard has another
-    modification time, which matters only if the headers of the samples cannot show that the index is valid.
+    When the shard is opened, its size and ETag must match the index. A copy of a shard has a different modification
+    time, which matters only if the headers of the samples cannot prove that the index is valid.
 
     Args:
         url: the shard.
         index: its index.
         storage_options: passed to a remote file system.
-        copy: an open local copy of the shard, which is read instead, and closed.
+        copy: an open local copy of the shard, which is read instead and closed.
         copy_path: its path.
-        counters: count the bytes that are read from a store.
+        counters: count the bytes read from a store.
 
     Attributes:
         url: the shard.
@@ -85,7 +85,7 @@ class ShardRanges:
         self._file, self._is_copy, self._is_checked = copy, copy is not None, False
         self._lock = threading.Lock()
         self._remote: RemoteFile | None = None
-        self._streams: set[BinaryIO] = set()  # those that are being read
+        self._streams: set[BinaryIO] = set()  # ranges that are being read
         self._is_closed = threading.Event()
 
     def keep_open(self) -> None:
@@ -123,7 +123,7 @@ class ShardRanges:
             data = os.pread(self._file.fileno(), end - start, start)
             if len(data) == end - start:
                 return data
-        if self.path is not None:  # also for the rest of a read that was interrupted
+        if self.path is not None:  # also for the rest of an interrupted read
             with open_local(self.path, name=self.url) as file:
                 file.seek(start)
                 data = ReadBuffer(file, self.name, start).take(end - start)
@@ -234,14 +234,14 @@ def _read_all(stream: RawReader, count: int) -> bytes | memoryview:
 
 
 class SampleReader:
-    """Reads samples of one shard in any order, by their offsets. It is thread-safe.
+    """Reads samples of one shard in any order, by offset; it is thread-safe.
 
-    The headers of all fields that are read are compared with the index: names and sizes.
+    The names and sizes in the headers of all read fields are compared with the index.
 
     Args:
         ranges: reads the shard, and is closed with this reader.
         limits: the limits for the shard.
-        extra: further fields of each sample.
+        extra: additional fields of each sample.
 
     Examples:
         >>> from wds_datapipes.index.build import build_index
@@ -263,8 +263,8 @@ class SampleReader:
     def stream(self, numbers: Numbers, fields: Collection[str] | None = None) -> Iterator[Sample]:
         """Yield samples with their fields as bytes, each read when it is due; a local shard stays open until `close`.
 
-        Data that is close together is read at once. If the samples are not in the order of the shard, the fields of
-        less than `LONG_BYTES` that are close together are held until the end.
+        Data that is close together is read at once. If the samples are not in the order of the shard, adjacent fields
+        of less than `LONG_BYTES` are held until the end.
 
         Args:
             numbers: the numbers of the samples.
@@ -277,7 +277,7 @@ class SampleReader:
         return self._read(numbers, fields)
 
     def read_ahead(self, numbers: Numbers, fields: Collection[str] | None, submit: Submit) -> Iterator[Sample]:
-        """Begin to read samples, and yield them; all of their data is held until the end.
+        """Begin to read samples, and yield them; all their data is held until the end.
 
         Args:
             numbers: the numbers of the samples.
@@ -337,7 +337,7 @@ class SampleReader:
         """Yield the samples of a plan; ``read`` returns the data of a range.
 
         Raises:
-            ChangedShardError: the header of a field has another name or size than the index.
+            ChangedShardError: the name or size in the header of a field differs from the index.
         """
         members = zip(plan.names, plan.suffixes, plan.members, plan.ranges, plan.begins, plan.ends, strict=True)
         empty: Sample = {"__key__": "", "__url__": self._ranges.url}
@@ -373,7 +373,7 @@ class SampleReader:
             raise
 
     def _check_header(self, before: bytes, member: int, offset: int, size: int, raw_name: bytes) -> None:
-        """Compare the header of a member with the index, whatever headers it has.
+        """Compare the header of a member of any format with the index.
 
         Args:
             before: bytes before its data.
@@ -383,7 +383,7 @@ class SampleReader:
             raw_name: the name in its header; b"" if it is unknown.
 
         Raises:
-            ChangedShardError: it has another name or size, or no header.
+            ChangedShardError: it has a different name or size, or no header.
         """
         block = before[-BLOCK:] or self._ranges.read(offset - BLOCK, offset)
         if block.startswith(raw_name) and NUMBERS[block[-SIZE_BEFORE:-SIZE_END]] == size:
@@ -412,7 +412,7 @@ class SampleReader:
 
 
 def has_random_access(url: str, *, storage_options: Mapping[str, Any] | None = None) -> bool:
-    """Whether samples of a shard can be read by their offsets: it is neither compressed nor a pipe or the like.
+    """Whether samples of a shard can be read by offset, that is, it is not compressed, a pipe or similar.
 
     Raises:
         ShardOpenError: there is no such shard, or it is not readable.
