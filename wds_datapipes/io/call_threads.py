@@ -1,4 +1,4 @@
-"""Threads that call functions in the background, and never delay the end of a loop or of the process."""
+"""Threads that call functions in the background without delaying the end of a loop or of the process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from wds_datapipes.interrupts import defer_interrupts
 T = TypeVar("T")
 Calls: TypeAlias = "queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]"
 
-#: Seconds for which closing waits for a call; afterwards it ends in the background.
+#: Seconds for which closing waits for a call, which then finishes in the background.
 GRACE_S = 2.0
 
 
@@ -28,15 +28,15 @@ class TooSlowError(TimeoutError):
 class CallThreads:
     """A pool of daemon threads that are started on demand.
 
-    Closing it cancels the calls that have not begun. Unlike with `concurrent.futures.ThreadPoolExecutor`, neither that
+    Closing it cancels the calls that have not begun. Unlike `concurrent.futures.ThreadPoolExecutor`, neither closing
     nor the end of the process waits for a slow store.
 
     Args:
-        count: the most calls at a time.
+        count: the maximum number of concurrent calls.
         name: the name of the threads.
 
     Attributes:
-        stop: cancels the calls that have not begun, and waits for none.
+        stop: cancels the calls that have not begun without waiting.
         is_closed: set when the results are no longer needed; long calls should check it.
     """
 
@@ -65,7 +65,7 @@ class CallThreads:
         return future
 
     def close(self) -> None:
-        """Cancel the calls that have not begun, and wait for the others, but not for long."""
+        """Cancel the calls that have not begun, and wait briefly for the others."""
         self.stop()
         end = time.monotonic() + GRACE_S
         for thread in self._threads:
@@ -88,7 +88,7 @@ def _run_calls(calls: Calls, is_closed: threading.Event) -> None:
             future.cancel()
         if future.set_running_or_notify_cancel():
             set_result(future, call)
-        del entry, future, call  # what the call refers to must not stay alive while the thread waits for another one
+        del entry, future, call  # objects of the call must not stay alive while the thread waits for another call
 
 
 def set_result(future: Future[T], call: Callable[[], T]) -> None:
@@ -103,13 +103,13 @@ def set_result(future: Future[T], call: Callable[[], T]) -> None:
 
 
 def close_result(future: Future[Any]) -> None:
-    """Close what a call has returned, if it has returned anything."""
+    """Close the result of a call, if there is one."""
     if not future.cancelled() and future.exception() is None and (result := future.result()) is not None:
         result.close()
 
 
 def start_call(call: Callable[[], T]) -> Future[T]:
-    """Call a function in a thread of its own: libraries may wait for any time, and cannot be interrupted."""
+    """Call a function in its own thread, because libraries may block forever and cannot be interrupted."""
     future: Future[T] = Future()
     threading.Thread(target=set_result, args=(future, call), name="wds-store", daemon=True).start()
     return future

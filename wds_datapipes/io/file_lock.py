@@ -1,4 +1,4 @@
-"""Files of several processes: locks that end with their owner, and files that are renamed when they are complete."""
+"""Files of several processes: locks that end with their owner, and files that are renamed when complete."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def lock_file(path: Path, *, wait: bool = True, keep_file: bool = False, create:
             try:
                 yield descriptor
             finally:
-                if os.getpid() == owner:  # a process forked meanwhile has a copy of the context
+                if os.getpid() == owner:  # a process forked in the meantime has a copy of the context
                     if not keep_file:
                         path.unlink(missing_ok=True)
-                    # Such a process has the descriptor too, and would keep the lock.
+                    # Such a process also has the descriptor, and would keep the lock.
                     fcntl.flock(descriptor, fcntl.LOCK_UN)
             return
         finally:
@@ -111,7 +111,7 @@ class AtomicFile:
         """Remove the file, unless it is finished."""
         with contextlib.suppress(OSError):
             Path(self._part).unlink()
-        with contextlib.suppress(OSError):  # closing flushes, which may fail as the write before it did
+        with contextlib.suppress(OSError):  # closing flushes, which may fail like the previous write
             self.stream.close()
 
 

@@ -1,4 +1,4 @@
-"""Results that the ranks on a host have in common, such as a listing: one rank computes them, and the others wait."""
+"""Results shared by the ranks on a host, such as a listing: one rank computes them while the others wait."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from typing import Any, TypeAlias, TypeVar
 from wds_datapipes.errors import RankLostError
 from wds_datapipes.io.file_lock import lock_file
 
-#: How long a result remains valid, and the file of a process that was killed remains, in seconds.
+#: The lifetime of a result, and of the file of a killed process, in seconds.
 VALID_S, KEPT_S = 60.0, 86_400.0
 PREFIX = "wds-datapipes-host-"
-#: The pause between two looks at a file, in seconds.
+#: The interval between two checks of a file, in seconds.
 PAUSE_S = 0.02
 
 T = TypeVar("T")
 Compute: TypeAlias = "Callable[[Callable[[object], object]], T]"
-"""Returns a value that JSON represents, with lists instead of tuples; it may call its argument to report progress."""
+"""Returns a JSON value, without tuples; it may call its argument to report progress."""
 
 #: How often this process has asked for each result: the n-th time belongs to the n-th time of the other ranks.
 _calls = Counter[str]()
-#: The stores whose connections this process shares with the one that it was forked from.
+#: The stores whose connections this process shares with its parent.
 _inherited: list[Any] = []
 
 
 def share_on_host(action: str, compute: Compute[T], *facts: object) -> T:
-    """Return the result of a function, which one of the ranks on this host calls for all of them.
+    """Return the result of a function that one rank on this host calls for all of them.
 
     Without a process group, each process calls it. Otherwise the first rank writes the result to a file in the folder
     for temporary files, which it has locked meanwhile. If that rank fails or dies, the next one calls the function.
@@ -44,9 +44,9 @@ def share_on_host(action: str, compute: Compute[T], *facts: object) -> T:
     operations, as a rank may have changed what it then lists again.
 
     Args:
-        action: what the function does, as a predicate of the rank in messages.
+        action: a description of the function for messages, as a predicate of the rank.
         compute: the function.
-        facts: what the result depends on.
+        facts: the values on which the result depends.
 
     Raises:
         RankLostError: the rank that calls the function has made no progress for the time-out of the process group.
@@ -83,7 +83,7 @@ def share_on_host(action: str, compute: Compute[T], *facts: object) -> T:
 
 
 def _read(path: Path) -> bytes | None:
-    """Return the result in a file, which follows the name of its owner.
+    """Return the result in a file, where it follows the name of the file's owner.
 
     Returns:
         None if the file is missing, unfinished, old, or another user's, who may write to the same folder.
@@ -98,11 +98,11 @@ def _read(path: Path) -> bytes | None:
 def _write(path: Path, descriptor: int, owner: str, compute: Compute[T]) -> T:
     """Return the result of a function, and write it to a file that this process has locked."""
     for other in path.parent.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # another process has removed it, or it is another user's
+        with suppress(OSError):  # another process has removed it, or it belongs to another user
             if time.time() - other.stat().st_mtime > KEPT_S:
                 other.unlink()
     with suppress(OSError):  # the disk is full
-        os.fchmod(descriptor, 0o600)  # URLs may have credentials
+        os.fchmod(descriptor, 0o600)  # URLs may contain credentials
         os.truncate(descriptor, 0)
         os.pwrite(descriptor, owner.encode(), 0)
     try:

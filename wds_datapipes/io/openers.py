@@ -42,8 +42,8 @@ def open_url(url: str, /, *, allow_local_files: bool = True, **options: Any) -> 
     Args:
         url: the shard. Percent signs, ``#`` and ``?`` in a local path are part of its name.
         allow_local_files: False opens only files on a network.
-        options: passed to the opener, which ignores those that it does not know: ``storage_options`` for web servers
-            and fsspec's file systems, ``timeout_s`` (seconds without a byte) and ``retries`` for all stores.
+        options: passed to the opener, which ignores unknown ones: ``storage_options`` for web servers and fsspec's file
+            systems, and ``timeout_s`` (seconds without a byte) and ``retries`` for all stores.
 
     Returns:
         An unbuffered stream that reads forward, and seeks if its source does. Closing it releases everything it opened.
@@ -103,12 +103,12 @@ def open_parts(url: str, /, *, allow_local_files: bool = True, **options: Any) -
 
 
 def open_path(url: str, /, **_options: object) -> BinaryIO:
-    """Open the local file with exactly this name, or that of a ``file:`` URL, whose escapes are decoded."""
+    """Open the local file with exactly this name, or the file of a ``file:`` URL, whose escapes are decoded."""
     return open_local(cast(str, local_path(url)), name=url)
 
 
 def open_local(path: str, *, name: str) -> BinaryIO:
-    """Open a file unbuffered, since shard readers have their own buffers; ``name`` is its name in errors."""
+    """Open a file unbuffered, because shard readers have their own buffers; ``name`` is its name in errors."""
     try:
         return Path(path).open("rb", buffering=0)
     except FileNotFoundError as error:

@@ -43,8 +43,8 @@ class ShardPrefetcher(Iterable[T]):
 
     Args:
         source: yields the URLs.
-        max_bytes: the most bytes to prefetch into memory, for all shards together, raised to at least 64 KiB for each
-            that is open and for the next one; 0 disables prefetching.
+        max_bytes: the maximum number of bytes to prefetch into memory for all shards together, raised to at least 64
+            KiB for the next shard and each open one; 0 disables prefetching.
         options: passed to `open_url`.
         is_requested: whether all of a shard will be read, by its index in the source.
         open_shards: the number of shards that are read at the same time. With 1, a shard is closed when the next one is
@@ -64,7 +64,7 @@ class ShardPrefetcher(Iterable[T]):
         self._max_bytes = max(max_bytes, MIN_SHARD_BYTES * (open_shards + 1)) if max_bytes else 0
         self._shard_bytes = self._max_bytes // (open_shards + 1)
         self._options, self._is_requested = options, is_requested
-        #: URLs that were taken from the source and not yielded yet.
+        #: URLs that were taken from the source but not yielded yet.
         self._pending: deque[tuple[int, T]] = deque()
         self._failure: Exception | None = None
         #: The shards that are being read, by index; the first ones may have been yielded.
@@ -92,7 +92,7 @@ class ShardPrefetcher(Iterable[T]):
                 self.close()
 
     def close(self) -> None:
-        """Stop to prefetch all shards."""
+        """Stop prefetching all shards."""
         while self._fetches:
             _, fetch = self._fetches.popitem()
             fetch.close()
@@ -107,19 +107,19 @@ class ShardPrefetcher(Iterable[T]):
         return cast(BinaryIO, PrefetchedStream(self._fetches[index], extend, partial(self._release, index)))
 
     def _fetch(self, index: int, url: str) -> None:
-        """Start to prefetch a shard, unless it is being prefetched."""
+        """Start prefetching a shard, unless it is already being prefetched."""
         if index not in self._fetches:
-            with defer_interrupts():  # otherwise a thread that was started could be unknown, and never stopped
+            with defer_interrupts():  # otherwise a started thread could be unknown and never stopped
                 self._fetches[index] = PrefetchThread(url, self._options, self._expected_bytes, self._unused)
 
     def _release(self, index: int) -> None:
-        """Stop to prefetch a shard."""
+        """Stop prefetching a shard."""
         if (fetch := self._fetches.pop(index, None)) is not None:
             self._expect([fetch])
             fetch.close()
 
     def _expect(self, fetches: Iterable[PrefetchThread]) -> None:
-        """Expect that the next shards are as large as the largest of these."""
+        """Expect the next shards to be as large as the largest of these."""
         if sizes := [fetch.size for fetch in fetches if fetch.size is not None]:
             self._expected_bytes = min(max(*sizes, MIN_SHARD_BYTES), self._shard_bytes)
 
@@ -129,7 +129,7 @@ class ShardPrefetcher(Iterable[T]):
         return is_remote(split_scheme(url)[0])
 
     def _extend(self, current: int) -> None:
-        """Prefetch more of the shard that is being read, and start to prefetch the next ones, within the limit."""
+        """Prefetch more of the current shard, and start prefetching the next ones, within the limit."""
         fetches = self._fetches.values()
         self._expect(fetches)
         reading = self._fetches[current]
@@ -159,7 +159,7 @@ class ShardPrefetcher(Iterable[T]):
 
 
 class Block:
-    """A block of memory, with prefetched bytes in a part of it."""
+    """A block of memory that is partly filled with prefetched bytes."""
 
     __slots__ = ("data", "end", "start")
 
@@ -173,12 +173,12 @@ class PrefetchThread:
     Args:
         url: the shard.
         options: passed to `open_url`.
-        max_bytes: the most bytes to buffer.
-        unused: the memory of blocks that were read, to be used again by any of the threads.
+        max_bytes: the maximum number of bytes to buffer.
+        unused: the memory of blocks that were read, for reuse by any of the threads.
 
     Attributes:
         block_bytes: the size of a block.
-        size: the size of the shard in bytes; None if it is not known, or not yet.
+        size: the size of the shard in bytes; None if it is unknown or not known yet.
     """
 
     def __init__(self, url: str, options: Mapping[str, Any], max_bytes: int, unused: list[bytearray]) -> None:
@@ -200,7 +200,7 @@ class PrefetchThread:
 
     @property
     def reserved_bytes(self) -> int:
-        """The most bytes that the thread may still buffer."""
+        """The number of bytes that the thread may still buffer."""
         if self._has_ended:
             return self._buffered
         remaining = sys.maxsize if self.size is None else self.size - self._consumed
@@ -223,7 +223,7 @@ class PrefetchThread:
             return bytes(block.data[block.start : min(block.start + size, block.end)])
 
     def take(self, size: int, least: int) -> bytes:
-        """Wait for ``least`` bytes, or as many as may be buffered, and return at most ``size``; none at the end.
+        """Wait for ``least`` bytes, or as many as can be buffered, and return at most ``size``; none at the end.
 
         Raises:
             Exception: the error that reading raised in the thread.
@@ -283,7 +283,7 @@ class PrefetchThread:
             self._changed.notify_all()
 
     def _wait_for(self, count: int) -> None:
-        """Wait until this many bytes are buffered, or all that are left."""
+        """Wait until this many bytes or all remaining bytes are buffered."""
         if self._buffered < count and not self._has_ended:
             # A fast store soon sends several samples, which are better read together than with a wake-up for each.
             self._awaited = min(max(count, WAKE_UP_BYTES), self._max_bytes)

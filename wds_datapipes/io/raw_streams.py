@@ -1,4 +1,4 @@
-"""Raw streams: what all readable streams of this package share, one that reads from any object, and their errors."""
+"""Raw streams: the base of all readable streams of this package, a stream over any object, and their errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def name_read_errors(name: str) -> Iterator[None]:
 
 
 def move_bytes(source: memoryview, buffer: Buffer) -> tuple[int, memoryview]:
-    """Copy as many bytes as fit into a buffer; return their number, and the bytes that are left."""
+    """Copy as many bytes as fit into a buffer; return their number and the remaining bytes."""
     view = memoryview(buffer).cast("B")
     count = min(len(view), len(source))
     view[:count] = source[:count]
@@ -46,7 +46,7 @@ class RawStream(io.RawIOBase):
         return True
 
     def close(self) -> None:
-        """Close the stream and what it reads."""
+        """Close the stream and its source."""
         if not self.closed:
             try:
                 self._release()
@@ -54,7 +54,7 @@ class RawStream(io.RawIOBase):
                 super().close()
 
     def _release(self) -> None:
-        """Close what the stream reads."""
+        """Close the source."""
 
 
 class ForwardStream(RawStream):
@@ -79,7 +79,7 @@ class ForwardStream(RawStream):
             data = self._file.read(len(view))
         except ShardError:
             raise
-        except Exception as error:  # noqa: BLE001  every network library has errors of its own
+        except Exception as error:  # noqa: BLE001  every network library has its own errors
             failed = ShardReadError(
                 f"Reading {redact_text(self._url)} failed after {self._received} bytes: "
                 f"{type(error).__name__}: {redact_text(str(error))}"

@@ -192,7 +192,7 @@ def shell() -> tuple[str, ...]:
 
 
 def describe_exit(status: int) -> str:
-    """Describe a command's exit status; 128 and more is that of a command killed by a signal.
+    """Describe a command's exit status; a status of 128 or more means that a signal killed it.
 
     >>> describe_exit(1), describe_exit(137), describe_exit(-9)
     ('exited with status 1', 'exited with status 137 (signal 9)', 'was killed by signal 9')
@@ -207,7 +207,7 @@ def describe_failure(command: str, what: str, stderr: bytes) -> str:
 
     Args:
         command: the command.
-        what: what it has done, such as how it ended.
+        what: what happened, such as how it ended.
         stderr: the end of its standard error.
     """
     said = redactor_of_command(command)(stderr.decode(errors="replace").strip())
@@ -236,7 +236,7 @@ def open_command(url: str, /, **_options: object) -> BinaryIO:
 
 
 class _CommandStream(RawStream):
-    """Reads the output of a command; raises at the end if the command has failed.
+    """Reads the output of a command; raises an error at the end if the command has failed.
 
     The command's standard error is forwarded as it arrives, and its last lines are quoted in the error. The thread that
     reads the stream reads both pipes, so a command with many messages waits for its reader.

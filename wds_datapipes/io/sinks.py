@@ -1,4 +1,4 @@
-"""Sinks: targets that shards are written to. A shard gets its name only when it is complete."""
+"""Sinks: targets to which shards are written. A shard receives its name only when it is complete."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def open_target(
         ShardWriteError: the target cannot be written.
         UnknownSchemeError: no file system supports the scheme.
         MissingDependencyError: the scheme needs a package that is not installed.
-        TypeError: ``target`` has another type.
+        TypeError: ``target`` has a different type.
     """
     if not isinstance(target, str | os.PathLike):
         return target if isinstance(target, StreamSink) else StreamSink(target)
@@ -190,7 +190,7 @@ class LocalSink:
             raise self._failure(error) from error
 
     def write(self, *chunks: bytes) -> None:
-        """Write all chunks by one call of the system, or by several if it writes only a part."""
+        """Write all chunks with one system call, or several if it writes only a part."""
         rest = [memoryview(chunk) for chunk in chunks if chunk]
         try:
             while rest:
@@ -254,7 +254,7 @@ class CommandSink:
         self._input = cast("io.RawIOBase", self._process.stdin)
 
     def write(self, *chunks: bytes) -> None:
-        """Write all chunks; raise if the command stops reading."""
+        """Write all chunks; raise an error if the command stops reading."""
         try:
             for chunk in chunks:
                 view = memoryview(chunk)

@@ -176,7 +176,7 @@ SHOWN = 200
 
 
 def check_url(url: str, *, allow_local_files: bool = True, listed_in: str | None = None) -> None:
-    """Raise unless a URL may be opened.
+    """Raise an error unless a URL may be opened.
 
     Args:
         url: the URL, after rewriting rules and variables are applied.
@@ -202,7 +202,7 @@ def check_url(url: str, *, allow_local_files: bool = True, listed_in: str | None
 
 
 def _not_on_network(url: str) -> str:
-    """Return what a URL is, if it is not that of a file on a network."""
+    """Describe a URL if it is not that of a file on a network."""
     scheme, _ = split_scheme(url)
     if scheme in COMMANDS:
         return "a command" if scheme == "pipe" else "standard input"

@@ -75,7 +75,7 @@ def compression_name(stream: BinaryIO) -> str | None:
 
 
 def buffer_stream(stream: object) -> io.BufferedReader:
-    """Buffer a stream, which needs no other method than ``readinto``."""
+    """Buffer a stream, which only needs the method ``readinto``."""
     return io.BufferedReader(cast(io.RawIOBase, stream), BUFFER_BYTES)
 
 
@@ -107,7 +107,7 @@ class Decompressor(RawStream):
         self._url = url
         self._limits = limits
         self._unit = compression.unit()
-        #: Compressed bytes that were read and not used yet.
+        #: Compressed bytes that were read but not used yet.
         self._input = b""
         #: Decompressed bytes that did not fit into the buffer of the last read.
         self._output = memoryview(b"")

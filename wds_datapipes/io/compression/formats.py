@@ -89,7 +89,7 @@ class Compression(NamedTuple):
     name: str
     #: The suffix of a compressed file, which is also the value of ``compress``.
     suffix: str
-    #: The suffixes that stand for ``.tar`` and the suffix.
+    #: The suffixes that replace ``.tar`` and the suffix.
     short: tuple[str, ...]
     #: Matches the first bytes.
     magic: re.Pattern[bytes]
@@ -139,8 +139,8 @@ SHARD_SUFFIXES = (
     *(f".tar.{each.suffix}" for each in COMPRESSIONS),
     *(short for each in COMPRESSIONS for short in each.short),
 )
-#: Suffixes of other formats: programs that choose by the name would fail to open such a shard. Those of records may be
-#: followed by that of a compression.
+#: Suffixes of other formats, because programs that choose by name would fail to open such a shard. Suffixes of records
+#: may be followed by a compression suffix.
 FOREIGN_SUFFIXES = (
     *(".7z", ".br", ".jar", ".lz", ".lz4", ".lzma", ".lzo", ".rar", ".sz", ".z", ".zip"),
     *(".cbor", ".cbors", ".jsonl", ".jsonlines", ".mp", ".mps", ".msgpack", ".msgpacks", ".ndjson"),

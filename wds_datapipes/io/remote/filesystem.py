@@ -47,12 +47,12 @@ AUTHORITIES = {
 #: The end of a message about rejected credentials.
 CREDENTIALS_ADVICE = ". Check the credentials in storage_options or the environment"
 
-#: References to the file systems of the process that forks; a list of lists, since forked processes fork too.
+#: References to the file systems of the forking process; a list of lists, because forked processes may also fork.
 _inherited: list[list[Any]] = []
 
 
 def _hold_filesystems() -> None:
-    """Hold references to the cached file systems during a fork, since fsspec drops them in the child.
+    """Hold references to the cached file systems during a fork, because fsspec drops them in the child.
 
     Dropping them would close connections and unregister them from the event poll that both processes share: the parent
     would miss responses until its time-out. fsspec drops them in a fork hook, so only a hook before it can hold them.
@@ -126,7 +126,7 @@ class RemotePath:
             raise MissingDependencyError(
                 f"{redact(url)} cannot be read: {error}. Install the package that its file system needs"
             ) from error
-        except Exception as error:  # noqa: BLE001  every file system has errors of its own
+        except Exception as error:  # noqa: BLE001  every file system has its own errors
             raise_alone(self.open_error(error))
 
     def _new_filesystem(self, url: str, options: Mapping[str, Any], timeout_s: float | None) -> tuple[Any, str]:
@@ -210,16 +210,16 @@ class RemotePath:
 
     @contextmanager
     def replace_errors(self, describe: Callable[[Exception], Exception]) -> Iterator[None]:
-        """Raise what a function returns for the error of a library, which is not chained: it may have credentials.
+        """Raise the result of a function for a library's error, without chaining that, as it may contain credentials.
 
         Raises:
-            WdsError: any error that is no library's.
+            WdsError: any error of this package.
         """
         try:
             yield
         except WdsError:
             raise
-        except Exception as error:  # noqa: BLE001  every file system has errors of its own
+        except Exception as error:  # noqa: BLE001  every file system has its own errors
             raise_alone(describe(error))
 
     def open_error(self, error: Exception, where: str = "") -> ShardOpenError:

@@ -29,7 +29,7 @@ VERSION_FACTS = (
     *("ETag", "etag", "LastModified", "last_modified", "mtime", "updated", "generation", "version_id"),
     *("blob_id", "created", "modified"),
 )
-#: Those of them that no two versions have in common, besides a strong ETag.
+#: The ones that differ between any two versions, like a strong ETag.
 NUMBERS_OF_VERSIONS = ("generation", "version_id")
 #: Schemes whose file systems request ranges by name alone, so that a range may belong to another version of the file.
 UNGUARDED = frozenset({"abfs", "abfss", "az", "gcs", "gs", "hf"})
@@ -50,7 +50,8 @@ class FsspecStore:
     def __init__(self, remote: RemotePath, *, keep_open: bool) -> None:
         self.remote, self._keeps_open, self._is_seekable = remote, keep_open, False
         self._idle: list[Any] = []
-        #: By the identity of a file: some file systems, such as that in memory, open the same one each time.
+        #: By the identity of a file, because some file systems, such as the one in memory, return the same file each
+        #: time.
         self._locks: dict[int, threading.Lock] = {}
 
     def open_at(self, start: int, end: int | None = None) -> OpenedSource:
@@ -69,7 +70,7 @@ class FsspecStore:
         return OpenedSource(MonitoredFile(blocks, self.remote), start, details.get("size"), version, etag, is_strong)
 
     def can_seek(self) -> bool:
-        """Whether a file that was read before can be read again."""
+        """Whether a file that was already read can be read again."""
         try:
             self._idle[-1].seek(0)
         except (AttributeError, OSError, ValueError):  # includes io.UnsupportedOperation
@@ -121,12 +122,12 @@ class FsspecStore:
 class BlockFile:
     """Reads a file of fsspec forward, block by block.
 
-    Each block is fetched in a thread, since its library may block for any time and any number of requests.
+    Each block is fetched in a thread, because its library may block for any time and any number of requests.
 
     Args:
-        store: the store of the file, to which it returns unless reading it has failed.
+        store: the store of the file, to which the file returns unless reading fails.
         file: the file, at its next byte.
-        lock: held while the file seeks and reads, if others may have the same one; None for a file of this reader.
+        lock: held while the file seeks and reads, if other readers may share it; None for a file of this reader.
         start: the offset of the next byte.
         end: where to end; None for the end of the file.
         version: the version of the file, if the store does not check it itself.

@@ -124,7 +124,7 @@ class HttpClient:
             raise ValueError(
                 f"storage_options['ca_file'] must be a file with certificates in the PEM format: {error}"
             ) from error
-        self._access = Access(timeout_s, context, getproxies())  # slow: it looks at all variables of the environment
+        self._access = Access(timeout_s, context, getproxies())  # slow: it reads all environment variables
 
     def open(self, url: str, part: str | None = None, if_range: str | None = None) -> OpenedSource:
         """Request a file, or the range ``part`` of it, such as ``"512-1023"`` or ``"512-"``.
@@ -160,7 +160,7 @@ class HttpClient:
             return _facts(url, opened_by(response, "0-0").size, response.headers)
 
     def ls(self, url: str, **_options: object) -> list[Any]:
-        """Raise: web servers have no common form for the list of a directory."""
+        """Raise an error, because web servers have no common format for directory listings."""
         raise ValueError(
             f"web servers do not list files. Name those of {url} with braces, as in train-{{000..146}}.tar"
         )
@@ -187,8 +187,8 @@ def _facts(url: str, size: int | None, headers: Mapping[str, str]) -> dict[str, 
     return {"name": url, "type": "file", "size": size, "ETag": headers.get("Etag"), "last_modified": date}
 
 
-#: Held while the certificates of the system are read, so that many threads do not all do this at first. A forked
-#: process must not inherit it from another thread.
+#: Held while the certificates of the system are read, so that concurrent threads do not all read them. A forked process
+#: must not inherit it from another thread.
 _tls_lock = threading.Lock()
 os.register_at_fork(before=_tls_lock.acquire, after_in_parent=_tls_lock.release, after_in_child=_tls_lock.release)
 

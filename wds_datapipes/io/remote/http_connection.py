@@ -27,30 +27,30 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
-#: The most connections that a process keeps open between requests; as many as `IndexedSamples` reads from at a time.
+#: The maximum number of connections that a process keeps open between requests; `IndexedSamples` uses this many.
 MAX_IDLE = 32
-#: The most seconds for which one is kept. Servers, and the address translation of routers, close them later than that.
+#: The maximum number of seconds for which one is kept; servers and address translation in routers close them later.
 MAX_IDLE_S = 15.0
-#: The most headers of a response, and the most bytes of one.
+#: The maximum number of headers in a response, and the maximum size of a header in bytes.
 MAX_HEADERS, MAX_HEADER_BYTES = 100, 64 << 10
 #: A size in ASCII digits, with a limited length; Python would accept other digits as well.
 SIZE = re.compile(r"[0-9]{1,19}")
-#: The most seconds that `Response.close` waits for a read in another thread to end.
+#: The maximum number of seconds that `Response.close` waits for a read in another thread to end.
 MAX_READER_EXIT_S = 1.0
 
 
 class TimedReader(RawStream):
     """Reads a socket within a deadline that several reads share.
 
-    http.client limits each read of the socket separately, so a server that sends a byte now and then, or one header
-    after another, would block its client forever.
+    http.client limits each read of the socket separately, so a server that sends a byte now and then, or endless
+    headers, would block its client forever.
 
     Args:
         sock: the socket.
         seconds: the limit, for all headers of a response, and for each part of its body.
 
     Attributes:
-        is_paused: whether to read nothing for now.
+        is_paused: whether reading is paused.
     """
 
     def __init__(self, sock: socket.socket, seconds: float) -> None:
@@ -100,9 +100,9 @@ class TimedResponse(HTTPResponse):
         return self.reader
 
     def begin(self) -> None:
-        """Read the status and the headers, and find out where the body ends.
+        """Read the status and the headers, and determine where the body ends.
 
-        http.client reads headers by the parser of e-mails, which takes a third of the processor time of a request.
+        http.client reads headers with the e-mail parser, which takes a third of the CPU time of a request.
         """
         self.status = 100
         while 100 <= self.status < 200:
@@ -119,7 +119,7 @@ class TimedResponse(HTTPResponse):
         self.will_close = not is_kept or (self.length is None and not self.chunked)
 
     def _read_fields(self) -> dict[str, str]:
-        """Return the headers, by their names with capital letters, such as ``"Etag"``; of equal ones, the first."""
+        """Return the headers by capitalized name, such as ``"Etag"``; the first one counts if a name is repeated."""
         lines = iter(lambda: self.reader.readline(MAX_HEADER_BYTES).strip(b"\r\n"), b"")
         parts = [line.decode("iso-8859-1").partition(":") for line in islice(lines, MAX_HEADERS)]
         if len(parts) == MAX_HEADERS:
@@ -143,7 +143,7 @@ class Response(RawStream):
 
     Attributes:
         status: the HTTP status.
-        headers: the headers, by their names with capital letters, such as ``"Etag"``.
+        headers: the headers by capitalized name, such as ``"Etag"``.
 
     Raises:
         OSError: the network failed.
@@ -151,7 +151,7 @@ class Response(RawStream):
     """
 
     def __init__(self, connection: HTTPConnection, key: Hashable) -> None:
-        self._connection: HTTPConnection | None = None  # if there is no response, `close` has nothing to do
+        self._connection: HTTPConnection | None = None  # without a response, `close` has nothing to do
         self._sock: socket.socket = connection.sock  # http.client forgets it if the response is the last one
         self._response = cast(TimedResponse, connection.getresponse())
         self.status, self.reason, self.headers = self._response.status, self._response.reason, self._response.fields
@@ -191,7 +191,7 @@ class Response(RawStream):
 
     def close(self) -> None:
         """End the request, even if another thread waits for the response."""
-        # Otherwise the connection belongs to the process that forked this one, and a thread of it may hold the locks.
+        # Otherwise, the connection belongs to the parent process, one of whose threads may hold the locks.
         if self._connection is None:
             return
         is_ours = os.getpid() == self._process
@@ -203,13 +203,13 @@ class Response(RawStream):
         is_reusable = False
         if is_ours:
             if self._reading.acquire(blocking=False):
-                # Nothing is left of the body, or all of it came with the headers, and nothing after it.
+                # Either the body was read to its end, or all of it came with the headers and nothing came after it.
                 is_reusable = self._left == len(self._first) and not self._response.will_close
                 self._reading.release()
             if not is_reusable:
                 with suppress(OSError):  # it may be closed
                     self._sock.shutdown(socket.SHUT_RDWR)
-                # That ends a read of another thread. Once closed, its socket may have the descriptor of a new one.
+                # This ends a read of another thread. Once closed, the socket's descriptor may be that of a new socket.
                 if self._reading.acquire(timeout=MAX_READER_EXIT_S):
                     self._reading.release()
         self._response.close()
@@ -220,7 +220,7 @@ class Response(RawStream):
 
 
 IdleConnection: TypeAlias = tuple[Hashable, HTTPConnection, float]
-"""The key of a connection between two requests, the connection, and the time since when it is idle."""
+"""The key of an idle connection, the connection, and the time since which it is idle."""
 
 
 class ConnectionPool:
@@ -239,7 +239,7 @@ class ConnectionPool:
         self._lock = threading.Lock()
 
     def take(self, key: Hashable) -> HTTPConnection | None:
-        """Return the open connection that was used last, or None if there is none."""
+        """Return the most recently used open connection, or None if there is none."""
         while True:
             with self._lock:
                 found = next((entry for entry in reversed(self._idle) if entry[0] == key), None)
@@ -258,7 +258,7 @@ class ConnectionPool:
         self._change(lambda idle: [each for each in [*idle, entry][-MAX_IDLE:] if now - each[2] <= MAX_IDLE_S])
 
     def clear(self, key: Hashable = None) -> None:
-        """Close all connections that are kept, or those with a key."""
+        """Close all kept connections, or those with a key."""
         self._change(lambda idle: [each for each in idle if key not in (None, each[0])])
 
     def _change(self, choose: Callable[[list[IdleConnection]], list[IdleConnection]]) -> None:
@@ -271,13 +271,13 @@ class ConnectionPool:
             connection.close()
 
     def forget(self) -> None:
-        """Drop the connections of the process that forked this one, which still uses them."""
+        """Drop the connections of the parent process, which still uses them."""
         self._lock = threading.Lock()  # a thread that does not exist in this process may have held it
         self.clear()
 
 
 def _is_quiet(sock: socket.socket) -> bool:
-    """Whether a connection is open, and has received nothing that was not requested."""
+    """Whether a connection is open and has received no unrequested data."""
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return not poll.poll(0) and not (isinstance(sock, ssl.SSLSocket) and sock.pending())
@@ -302,7 +302,7 @@ USER_AGENT = {"User-Agent": "wds-datapipes"}
 CONNECTIONS = {"http": HTTPConnection, "https": HTTPSConnection}
 #: The time limit in seconds for connecting; a slower host is down, or blocked by a firewall.
 CONNECT_S = 10.0
-#: The elements of an error of S3 and the like that are shown, and the most bytes in which they are searched.
+#: The elements of an S3 error that are shown, and the maximum number of bytes searched for them.
 ERROR_PARTS, ERROR_BYTES = re.compile(r"<(Code|Region)>([\w.-]{1,100})</"), 4 << 10
 #: The message of http.client if a proxy rejects a connection.
 TUNNEL_REFUSED = re.compile(r"Tunnel connection failed: (\d{3}) ?(.*)", re.DOTALL)
@@ -315,7 +315,7 @@ class HttpStatusError(Exception):
         status: the HTTP status.
         message: the server's description of the status, and the code of the error, if the body has one.
         headers: the headers of the response.
-        region: where the requested bucket is, if a store says that it is elsewhere.
+        region: the region of the requested bucket, if a store responds that it is elsewhere.
     """
 
     def __init__(self, status: int, message: str, headers: Mapping[str, str], body: str = "") -> None:
@@ -413,7 +413,7 @@ def _send_once(method: str, url: SplitResult, headers: Mapping[str, str], access
             POOL.clear(key)
             if isinstance(error, TimeoutError):
                 raise
-            # The server closed the connection meanwhile, as it may at any time between two requests.
+            # The server has closed the connection, as it may at any time between two requests.
     connection = CONNECTIONS[url.scheme](host, port, timeout=limit_s, **secure)
     if tunnel is not None:
         connection.set_tunnel(*tunnel)

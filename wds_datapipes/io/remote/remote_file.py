@@ -1,4 +1,4 @@
-"""Remote file: opened at any offset, as often as needed; streams, ranges and spans of it are of one version."""
+"""Remote file: opened at any offset, any number of times; its streams, ranges and spans are of one version."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HEAD_BYTES = 512
 
 
 class Store(Protocol):
-    """A file of a store, which is opened by a request, or by the store's library."""
+    """A file of a store, opened by a request or by the store's library."""
 
     def open_at(self, start: int, end: int | None = None) -> OpenedSource:
         """Open the file at an offset, up to ``end``; at its beginning if the store sends only whole files.
@@ -47,7 +47,7 @@ class Store(Protocol):
         """Whether the store sends ranges of the file, which was opened before."""
 
     def close(self) -> None:
-        """Close what is kept open for the next range."""
+        """Close the file that is kept open for the next range."""
 
 
 class RemoteFile:
@@ -174,7 +174,7 @@ def open_remote(url: str, /, **options: Any) -> BinaryIO:
 
 
 def _stream(remote: RemotePath, open_at: Callable[[int], OpenedSource], where: str) -> BinaryIO:
-    """Return a stream of what a function opens."""
+    """Return a stream of the file that a function opens."""
     with remote.replace_errors(lambda error: remote.open_error(error, where)):
         return cast(BinaryIO, ResumingStream(open_at, remote.name, remote.reason, remote.retry))
 
@@ -256,7 +256,7 @@ def open_ranges(url: str, *, storage_options: Mapping[str, Any] | None = None) -
     """
     path = local_path(url)
     if path is not None:
-        # Not with Path, for which a name that is too long is an error here, and not where the file is opened.
+        # Not with Path, which raises an error for a long name here rather than where the file is opened.
         return open_local(path, name=url) if os.path.isfile(path) or not os.path.exists(path) else None  # noqa: PTH110, PTH113
     file = open_parts(url, storage_options=storage_options)
     if file is None:
@@ -271,7 +271,7 @@ class RangeReader(RawStream):
     def __init__(self, file: RemoteFile, url: str, size: int) -> None:
         self._file, self._url, self._size = file, url, size
         self._position = 0
-        #: The bytes that were fetched last, and their offset.
+        #: The most recently fetched bytes, and their offset.
         self._window, self._begin = memoryview(b""), 0
         self._next_bytes = FIRST_BYTES
 

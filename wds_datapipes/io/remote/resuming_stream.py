@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from wds_datapipes.io.remote.filesystem import RemotePath
 
 
-#: The most bytes that are skipped at once, when a store sends a file again.
+#: The maximum number of bytes skipped at once when a store sends a file again.
 SKIP_BYTES = 256 << 10
 #: A connection that delivers fewer bytes per second than this has stalled: it is dropped, and a new one opened.
 STALLED_BYTES_PER_S = 1 << 10
 
 
 class RawReader(Protocol):
-    """An open remote file that reads into a buffer, so that its bytes are not copied on their way."""
+    """An open remote file that reads into a buffer without an intermediate copy."""
 
     def readinto(self, buffer: Buffer, /) -> int:
         """Read the available bytes, at most ``len(buffer)``; 0 at the end."""
@@ -87,20 +87,20 @@ class OpenedSource(NamedTuple):
     version: tuple[str, ...]
     #: The ETag, as in the index of a shard.
     etag: str | None = None
-    #: Whether two files with this version consist of the same bytes, unlike with a weak ETag or a date.
+    #: Whether two files with this version have the same bytes, unlike with a weak ETag or a date.
     is_strong: bool = False
-    #: The offset at which the response ends, if the store sends only a part of what was requested.
+    #: The offset at which the response ends, if the store sends only part of the requested range.
     stop: int | None = None
 
 
 class ResumingStream(RawStream):
-    """Reads a remote file forward, and reconnects after a transient error. All bytes are those of one version.
+    """Reads a remote file forward, and reconnects after a transient error; all bytes are from one version.
 
     Reading resumes at the next byte if the store identifies the version of the file by a strong ETag. Otherwise, the
     file is read again, and must begin with the same bytes.
 
     Args:
-        open_at: opens the file at an offset, or at its beginning, as often as needed; it may raise any error.
+        open_at: opens the file at an offset, or at its beginning, any number of times; it may raise any error.
         name: the file's name in messages, without credentials.
         describe: returns the message of a library's error, without credentials.
         retry: the retry policy.
@@ -118,7 +118,7 @@ class ResumingStream(RawStream):
     ) -> None:
         self._open_at, self._name, self._describe, self._retry = open_at, name, describe, retry
         self._position = 0
-        self._file: RawReader | None = None  # Python closes a stream that could not be opened, too
+        self._file: RawReader | None = None  # Python also closes a stream that could not be opened
         opened = retry.call(lambda: open_at(0), f"{name} cannot be opened")
         self._begin(opened)
 
@@ -141,7 +141,7 @@ class ResumingStream(RawStream):
                 break
             except ShardError:
                 raise
-            except Exception as error:  # noqa: BLE001  every network library has errors of its own
+            except Exception as error:  # noqa: BLE001  every network library has its own errors
                 self._release()
                 self._wait_or_raise(error)
         self._position += count
@@ -165,7 +165,7 @@ class ResumingStream(RawStream):
         """Return the file, opened at the next byte."""
         if self._file is None:
             opened = self._open_at(self._position if self._digest is None else 0)
-            if not self._position:  # nothing was read yet, so any version will do
+            if not self._position:  # nothing was read yet, so any version is acceptable
                 self._begin(opened)
                 return opened.file
             self._file, self._opened_at, self._stop = opened.file, self._position, opened.stop
@@ -182,7 +182,7 @@ class ResumingStream(RawStream):
         return self._file
 
     def _skip_bytes(self, file: RawReader, count: int) -> None:
-        """Skip bytes that were read before, and compare them unless their version shows that they are the same."""
+        """Skip bytes already read, and compare them unless the version proves that they are the same."""
         scratch = memoryview(bytearray(min(count, SKIP_BYTES)))
         digest = hashlib.blake2b()
         while count > 0:
@@ -197,7 +197,7 @@ class ResumingStream(RawStream):
             raise self._changed()
 
     def _wait_or_raise(self, error: Exception) -> None:
-        """Wait before the next attempt, or raise if there is none."""
+        """Wait before the next attempt, or raise the error if there is none."""
         if was_replaced(error):
             raise_alone(self._changed())
         if self._retry.wait(

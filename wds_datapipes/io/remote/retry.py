@@ -22,16 +22,16 @@ LOGGER = logging.getLogger("wds_datapipes")
 TRANSIENT_STATUSES = {408, 425, 429, 500, 502, 503, 504}
 #: HTTP statuses of a server or proxy that rejects the credentials.
 CREDENTIAL_STATUSES = {401, 403, 407}
-#: Errors that a retry does not cure.
+#: Errors that a retry cannot resolve.
 PERMANENT_ERRORS = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, SSLCertVerificationError)
 #: Modules whose errors are connection errors, unless they carry a status.
 NETWORK_MODULES = (
     *("aiohttp.", "asyncio.", "azure.core.", "botocore.", "fsspec.", "http.client.", "httpcore", "httpx", "paramiko."),
     *("requests.", "urllib3."),
 )
-#: Parts of the class names of those modules' errors that concern the request.
+#: Parts of the class names of those modules' errors about the request.
 REQUEST_ERRORS = (*("InvalidURL", "InvalidUrl", "ParamValidation", "Certificate", "FileExpired", "IncompatiblePeer"),)
-#: Parts of the class names of those modules' errors that concern the credentials.
+#: Parts of the class names of those modules' errors about the credentials.
 CREDENTIAL_ERRORS = ("Credentials", "Authentication", "PasswordRequired")
 #: Texts in credential errors whose cause is a broken connection.
 CONNECTION_TEXTS = ("Authentication timeout", "transport shut down or saw EOF")
@@ -159,7 +159,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def concerns_all(error: BaseException) -> bool:
-    """Whether an error would hit every shard: credentials, an untrusted server, or exhausted resources of this host.
+    """Whether an error would affect every shard: credentials, an untrusted server, or exhausted resources of this host.
 
     >>> concerns_all(PermissionError()), concerns_all(FileNotFoundError())
     (True, False)
@@ -230,7 +230,7 @@ def is_systemic(error: BaseException | None) -> bool:
     (True, False)
     """
     for _ in range(DEPTH):
-        # A damaged header may cause a MemoryError, which concerns only its shard.
+        # A damaged header may cause a MemoryError, which affects only its shard.
         if error is None or isinstance(error, CorruptShardError | ReadLimitError):
             return False
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in HOST_ERRNOS):

@@ -19,7 +19,7 @@ class KnownHostsFileSystem(SFTPFileSystem):  # type: ignore[misc]  # it carries 
 
     Args:
         host: the server.
-        known_hosts: a file with the keys of servers, in the place of `KNOWN_HOSTS`; None accepts any server.
+        known_hosts: a file with the keys of servers, instead of `KNOWN_HOSTS`; None accepts any server.
         options: see paramiko's ``SSHClient.connect``.
     """
 
@@ -41,7 +41,7 @@ class KnownHostsFileSystem(SFTPFileSystem):  # type: ignore[misc]  # it carries 
 
 
 def connect(url: str, options: dict[str, Any]) -> tuple[KnownHostsFileSystem, str]:
-    """Return the file system of a URL, with a connection of its own, and the path in it."""
+    """Return the file system of a URL, with its own connection, and the path in it."""
     of_url = infer_storage_options(url)
     path = of_url.pop("path")
     del of_url["protocol"]

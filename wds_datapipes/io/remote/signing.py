@@ -28,7 +28,7 @@ AZURE_VERSION, AZURE_SCOPE = "2021-08-06", "https://storage.azure.com/.default"
 
 
 class SignedRequest(NamedTuple):
-    """How to request a file: its URL, and the options of `HttpClient`."""
+    """The URL of a file, and the options of `HttpClient` to request it."""
 
     url: str
     options: dict[str, Any]
@@ -39,7 +39,7 @@ Sign: TypeAlias = Callable[[Any, str], SignedRequest]
 
 
 def sign_s3(filesystem: Any, path: str) -> SignedRequest:
-    """Sign by the query of the URL, also with the credentials of a profile, a role or an instance."""
+    """Sign the query of the URL, with any credentials, including those of a profile, a role or an instance."""
     url = filesystem.sign(path, expiration=VALID_S, **filesystem.req_kw)
     authority = filesystem.client_kwargs.get("verify", filesystem.session.get_config_variable("ca_bundle"))
     headers = {"x-amz-request-payer": filesystem.req_kw["RequestPayer"]} if filesystem.req_kw else {}
@@ -47,7 +47,7 @@ def sign_s3(filesystem: Any, path: str) -> SignedRequest:
 
 
 def sign_google(filesystem: Any, path: str) -> SignedRequest:
-    """Sign by a token, unless access is anonymous."""
+    """Sign with a token, unless access is anonymous."""
     headers: dict[str, str] = {}
     filesystem.credentials.apply(headers)
     payer = filesystem.requester_pays
@@ -56,7 +56,7 @@ def sign_google(filesystem: Any, path: str) -> SignedRequest:
 
 
 def sign_azure(filesystem: Any, path: str) -> SignedRequest:
-    """Sign by the query of the URL if there is a key or a signature, and by a token otherwise."""
+    """Sign the query of the URL if there is a key or a signature, and otherwise use a token."""
     headers = {"x-ms-version": AZURE_VERSION}
     if filesystem.account_key or "AccountKey=" in (filesystem.connection_string or ""):
         return SignedRequest(filesystem.url(path, expires=VALID_S), {"headers": headers})
@@ -113,7 +113,7 @@ class RequestSigner:
 
 
 def signer_of(remote: RemotePath) -> RequestSigner | None:
-    """Return what signs the requests for a file; None if its library must read it."""
+    """Return an object that signs the requests for a file; None if its library must read it."""
     sign, options = SIGNS.get(remote.scheme), remote.options
     if sign is None or not LIBRARY_OPTIONS.isdisjoint(_names_in(options)):
         return None
@@ -123,7 +123,7 @@ def signer_of(remote: RemotePath) -> RequestSigner | None:
 
 
 def _names_in(options: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the names of options, and of those within them."""
+    """Yield the names of options and nested options."""
     for name, value in options.items():
         yield name
         if isinstance(value, Mapping):
