@@ -74,6 +74,7 @@ REPORTED = {
     "delivery": [],
     "writing": [],
     "state": [],
+    "runs": [],
     "growth": [],
     "shuffle_quality": [],
     "training": [],

@@ -269,6 +269,26 @@ def section_of_shuffles(facts: Any) -> Section:
     return Section(table(("order", *shards, "samples held", "open shards"), rows), {})
 
 
+def section_of_runs(facts: Any) -> Section:
+    """Return a table of what it costs to explain a step, one of ratios, and the size of a state."""
+    rows = [
+        [
+            f"{each['order']}, {each['lanes']} lane{'s' * (each['lanes'] > 1)}",
+            f"{each['cpu_s']:.2f}",
+            f"{each['grown_mb']:.0f}",
+        ]
+        for each in facts["explained"]
+    ]
+    text = (
+        f"A step of {facts['batch']:,} samples, of {facts['shards']:,} shards of {facts['samples']:,} samples, without "
+        "keys:"
+    )
+    contests = section_of_contests(facts["contests"])
+    state = f"The state of a run with {facts['phases']} phases has {facts['state_bytes']:,} bytes."
+    texts = text, table(("order", "processor time (s)", "memory (MB)"), rows), contests.text, state
+    return Section("\n\n".join(texts), {})
+
+
 def section_of_growth(facts: Any) -> Section:
     """Return a table for each kind of growth; bench_growth.py draws the plot."""
     _, first, *_, last = facts["epoch"]  # buffers grow up to the first point
@@ -397,6 +417,7 @@ SECTIONS: dict[str, Callable[[Any], Section]] = {
     "delivery": section_of_deliveries,
     "writing": section_of_contests,
     "state": section_of_states,
+    "runs": section_of_runs,
     "growth": section_of_growth,
     "shuffle_quality": section_of_shuffles,
     "training": section_of_training,
