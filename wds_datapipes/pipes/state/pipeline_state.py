@@ -84,7 +84,7 @@ def difference_of_ranks(pipe: Any) -> str:
     if type(first).is_alike_on_ranks is Declarations.is_alike_on_ranks:
         return f"each rank has its own state, because {name_of(first)} has a different position on each"
     if others:
-        return f"each rank has its own state, as {call_of(others[0])} has another state on each"
+        return f"each rank has its own state, as {call_of(others[0])} has a different state on each"
     if (uneven := first_uneven_stage(upstream(pipe))) is not None:
         return f"each rank has its own state, as {call_of(uneven)} may yield fewer items on some than on others"
     return ""
