@@ -36,7 +36,7 @@ LOWER = [name for name in MODULES if level(name) <= ORDER.index("pipes")]
 #: Names of libraries that only few modules import, so that a release that moves them affects only these.
 ADAPTED = {
     r"torch\.utils\.data\.(datapipes|graph|graph_settings|IterDataPipe|MapDataPipe|functional_datapipe)\b": [
-        "wds_datapipes/datapipes.py"
+        "wds_datapipes/datapipes/__init__.py"
     ],
     r"torchdata\.(?!nodes\b|stateful_dataloader\b)": [
         "wds_datapipes/loading/torchdata_api.py",

@@ -62,7 +62,7 @@ TABLE = [
     ),
     Adapted(
         {"_list_connected_datapipes": "torch.utils.data.graph:_list_connected_datapipes"},
-        ("datapipes.py",),
+        ("datapipes/__init__.py",),
         "the traversal of a pipeline, which two threads must not do at once",
     ),
     Adapted({"_utils": "torch.utils.data:_utils.pin_memory.pin_memory"}, ("loading/service/pinning.py",), "pin_memory"),

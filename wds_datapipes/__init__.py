@@ -18,6 +18,7 @@ if sys.orig_argv[1:3] == ["-m", "wds_datapipes"] or "".join(sys.orig_argv[1:2]).
 
 from wds_datapipes.codecs.crops import CenterCrop, RandomResizedCrop
 from wds_datapipes.codecs.extensions import Continue, handle_extension
+from wds_datapipes.datapipes import graph as _graph
 from wds_datapipes.extras import require as _require
 from wds_datapipes.io.openers import register_opener
 from wds_datapipes.io.read_limits import ReadLimits
@@ -109,7 +110,7 @@ _LATER = {
 }
 
 
-if not (importlib.util.find_spec("torchdata") and importlib.util.find_spec("torchdata.dataloader2")):
+if not (_graph and importlib.util.find_spec("torchdata") and importlib.util.find_spec("torchdata.dataloader2")):  # type: ignore[truthy-bool]  # None without datapipes
     # For `import *`. The alias keeps type checkers from removing the name unconditionally.
     _visible = __all__
     _visible.remove("ShardReadingService")

@@ -173,7 +173,8 @@ class _Digest(pickle.Pickler):
 
 def _function_parts(function: FunctionType) -> Iterator[Any]:
     module = str(function.__globals__.get("__name__", ""))
-    if module.startswith("torch.utils.data") and hasattr(function, "__wrapped__"):  # torch wraps methods of datapipes
+    wrappers = ("torch.utils.data", "wds_datapipes.datapipes")  # of methods of datapipes
+    if module.startswith(wrappers) and hasattr(function, "__wrapped__"):
         yield function.__wrapped__
         return
     if is_users(module):

@@ -1,7 +1,7 @@
-"""A program that runs without torchdata, or with one that has no DataLoader2; `test_without_dataloader2` starts it.
+"""A program that runs without torchdata, or with one that has no DataLoader2, or without datapipes in torch.
 
-Arguments: the missing modules, separated by commas, and a file with a state that another program has
-saved. It prints all results as JSON.
+`test_without_dataloader2` starts it. Arguments: the missing modules, separated by commas, and a file with a state that
+another program has saved. It prints all results as JSON.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ def main(missing: str, saved: str) -> None:
     sys.modules |= dict.fromkeys(hidden)  # type: ignore[arg-type]  # None: these cannot be imported
     import wds_datapipes
     from wds_datapipes import ShardList, StatefulShards, merge_states
+    from wds_datapipes.pipes.state.description import descriptions
     from wds_datapipes.testing import check_resume
 
     def pipe() -> Any:
@@ -64,7 +65,7 @@ def main(missing: str, saved: str) -> None:
 
     everything: dict[str, Any] = {}
     exec("from wds_datapipes import *", everything)
-    if "torchdata" not in missing.split(","):
+    if "torchdata.datapipes" in hidden:  # the others have no StatefulDataLoader either
         stateful = importlib.import_module("torchdata.stateful_dataloader").StatefulDataLoader
         loader = loader_of(kind=stateful)
         items = iter(loader)
@@ -76,6 +77,7 @@ def main(missing: str, saved: str) -> None:
         found["resumed"] += [[*loader], [*loader]]
         found["resumed"] += [epoch_of(loader_of(own))]
     facts = {
+        "stages": descriptions(pipe().filter(bool).batch(3).collate()),
         "missing from *": sorted({*wds_datapipes._LATER, "ShardList"} - {*everything}),
         "service": refusal(lambda: wds_datapipes.ShardReadingService),
         "check_resume": refusal(lambda: check_resume(pipe)),

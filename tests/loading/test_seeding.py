@@ -193,13 +193,16 @@ class FromSet(IterDataPipe[Any]):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_random_stage_that_cannot_be_seeded_is_an_error(workers: int) -> None:
-    hidden = FromSet(IterableWrapper(range(8)).shuffle()).sharding_filter()
-    message = "Shuffler.* draws random numbers, but a stage after it stores it where it cannot be seeded"
-    with pytest.raises(ValueError, match=message):
-        list(DataLoader2(hidden, reading_service=ShardReadingService(num_workers=workers)))
-    with pytest.raises(ValueError, match=message):
-        StatefulShards(hidden)
+def test_a_stage_that_cannot_be_seeded_or_told_its_share_is_an_error(workers: int) -> None:
+    for hidden, fault in {
+        FromSet(IterableWrapper(range(8)).shuffle()).sharding_filter(): "Shuffler.* draws random numbers",
+        FromSet(IterableWrapper(range(8)).sharding_filter()): "ShardingFilter.* splits the data",
+    }.items():
+        message = f"{fault}, but a stage after it hides it from loaders"
+        with pytest.raises(ValueError, match=message):
+            list(DataLoader2(hidden, reading_service=ShardReadingService(num_workers=workers)))
+        with pytest.raises(ValueError, match=message):
+            StatefulShards(hidden)
     plain = FromSet(IterableWrapper(range(8))).sharding_filter()
     with DataLoader2(plain, reading_service=ShardReadingService(num_workers=workers)) as loader:
         assert sorted(loader) == list(range(8))

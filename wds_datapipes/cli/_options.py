@@ -20,7 +20,6 @@ from wds_datapipes.cli._declaration import Natural
 from wds_datapipes.codecs.decoding import DecoderChain
 from wds_datapipes.errors import WdsError
 from wds_datapipes.io.read_limits import ReadLimits
-from wds_datapipes.redaction import redact
 from wds_datapipes.samples.keys import KeyRule, first_dot, last_dot
 from wds_datapipes.shards.patterns import expand_urls
 
@@ -135,12 +134,8 @@ def wrong_use(prefix: str = "", *kinds: type[Exception]) -> Iterator[None]:
 def _parse_json_options(text: str) -> dict[str, Any]:
     if not text:
         return {}
-    try:
+    with wrong_use("--storage-options: ", OSError):
         options = json.loads(Path(text[1:]).read_text(encoding="utf-8") if text.startswith("@") else text)
-    except OSError as error:
-        raise WrongUse(f"--storage-options cannot be read from {redact(text[1:])}: {error.strerror}") from None
-    except ValueError as error:
-        raise WrongUse(f"--storage-options is not JSON: {error}") from None
     if not isinstance(options, dict):
         raise WrongUse("--storage-options must be a JSON object, as in '{\"anon\": true}'")
     return options

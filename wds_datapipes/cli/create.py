@@ -195,9 +195,7 @@ def locate_class_list(output: str, source: Source) -> str:
 
 def read_class_list(url: str, storage_options: Mapping[str, Any] | None) -> list[str]:
     """Read the class names from a file that `create_from` has written."""
-    try:
+    with wrong_use(
+        "--classes-from is not a list of classes that create has written: ", OSError, LookupError, TypeError
+    ):
         return list(json.loads(read_sidecar(url, storage_options))["classes"])
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise WrongUse(
-            f"--classes-from must be a list of classes written by create, but {redact(url)!r} is not: {error}"
-        ) from None

@@ -8,7 +8,7 @@ import sys
 from itertools import product
 from pathlib import Path
 
-from wds_datapipes.cli._app import WrongUse
+from wds_datapipes.cli._options import wrong_use
 from wds_datapipes.extras import require
 from wds_datapipes.types import Sample
 from wds_datapipes.writing.shard_file import TarWriter
@@ -31,12 +31,8 @@ def demo(output_dir: Path = Path("wds-datapipes-demo")) -> None:
         --output-dir DIR: The folder for the shards and the script.
     """
     require("torchdata.dataloader2", extra="demo", purpose="train with DataLoader2")
-    try:
+    with wrong_use("--output-dir: ", OSError):
         output_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise WrongUse(
-            f"The folder {output_dir} cannot be created: {error.strerror}. Name another with --output-dir"
-        ) from error
     first, *_ = write_photographs(output_dir)
     script = output_dir / "train.py"
     script.write_text(SCRIPT)

@@ -136,13 +136,11 @@ def read_state(path: str) -> Mapping[str, Any]:
     Raises:
         WrongUse: the file cannot be read, or has no state, or several.
     """
-    try:
-        with Path(path).open("rb") as file:
-            is_json = file.read(1) in b"{["
-            file.seek(0)
-            content = json_format.load(file) if is_json else torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, ValueError, RuntimeError, EOFError) as error:
-        raise WrongUse(f"{path} is not a file of torch.save or JSON: {error}") from None
+    checked = wrong_use(f"{path} is not a file of torch.save or JSON: ", OSError, RuntimeError, EOFError)
+    with checked, Path(path).open("rb") as file:
+        is_json = file.read(1) in b"{["
+        file.seek(0)
+        content = json_format.load(file) if is_json else torch.load(file, map_location="cpu", weights_only=True)
     states = {each[STATE]: each for each in states_in(content)}
     if len(states) != 1:
         raise WrongUse(f"{path} contains {plural(len(states), 'state')} of loaders, and must contain one")

@@ -17,12 +17,13 @@ import numpy.random  # NumPy would import it at first use, in every worker
 import torch
 
 from wds_datapipes.counters import Counters
-from wds_datapipes.datapipes import IterDataPipe, MapDataPipe, graph_settings, traverse_dps
+from wds_datapipes.datapipes import IterDataPipe, MapDataPipe
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
+from wds_datapipes.loading.torchdata_patches.local_functions import pickled_stages
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import PipelineGraph
-from wds_datapipes.pipes.inspection import takes_seed, upstream
+from wds_datapipes.pipes.inspection import splits, takes_seed, upstream
 from wds_datapipes.pipes.stage import share_counters
 from wds_datapipes.pipes.state.pipeline_state import load_state, next_epoch_state, save_state
 from wds_datapipes.pipes.state.replay import ReplayedItems
@@ -225,20 +226,20 @@ def seed_stages(pipe: Any, seed_generator: Any, place: PlaceInRun | None = None)
 
 
 def refuse_hidden_stages(pipe: Any) -> None:
-    """Raise an error if only torch's traversal finds a stage that draws random numbers, because it would not be seeded.
+    """Raise an error if only pickling finds a stage that draws random numbers or splits the data.
 
-    torch finds stages by pickling each stage. `upstream` is faster: it searches attributes, and lists, tuples and dicts
-    in them.
+    Neither could happen as the loader says. `upstream` finds stages without pickling: it searches attributes, and
+    lists, tuples and dicts in them.
 
     Raises:
         ValueError: there is such a stage.
     """
     known = {id(stage) for stage in upstream(pipe)}
-    for stage in graph_settings.get_all_graph_pipes(traverse_dps(pipe)):
-        if id(stage) not in known and takes_seed(stage):
+    for stage in pickled_stages(pipe):
+        if id(stage) not in known and (takes_seed(stage) or splits(stage)):
             raise ValueError(
-                f"{type(stage).__name__} draws random numbers, but a stage after it stores it where it cannot be "
-                f"seeded: store it in an attribute of the stage, or in a list, tuple or dict in one"
+                f"{type(stage).__name__} {'draws random numbers' if takes_seed(stage) else 'splits the data'}, but a "
+                "stage after it hides it from loaders: store it in an attribute, or in a list, tuple or dict in one"
             )
 
 

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from torch import distributed as dist
 from torch.utils.data import get_worker_info
 
-from wds_datapipes.datapipes import SHARDING_PRIORITIES, IterDataPipe, graph_settings
+from wds_datapipes.datapipes import SHARDING_PRIORITIES, IterDataPipe
 from wds_datapipes.pipes.foreign_stages import declared
-from wds_datapipes.pipes.inspection import upstream
+from wds_datapipes.pipes.inspection import call_of, sources_of, upstream
 from wds_datapipes.pipes.sharding import check_batch_sizes, groups_of, number_instances, splitters
 
 
@@ -51,7 +51,8 @@ def own_worker() -> WorkerIdentity:
 
 def split_by_rank(pipe: Any, identity: RankIdentity) -> Any:
     """Assign a rank its share of the data."""
-    return graph_settings.apply_sharding(pipe, *identity, SHARDING_PRIORITIES.DISTRIBUTED)
+    _split(pipe, *identity, SHARDING_PRIORITIES.DISTRIBUTED)
+    return pipe
 
 
 def split_by_worker(pipe: Any, worker: Any, identity: RankIdentity = ONLY_RANK) -> Any:
@@ -63,14 +64,32 @@ def split_by_worker(pipe: Any, worker: Any, identity: RankIdentity = ONLY_RANK) 
         identity: the identity of its rank, for stages whose ``apply_sharding`` takes no sharding group. Only the last
             split counts for them, so it is made between all workers of all ranks.
     """
-    graph_settings.apply_sharding(pipe, worker.num_workers, worker.worker_id, SHARDING_PRIORITIES.MULTIPROCESSING)
+    _split(pipe, worker.num_workers, worker.worker_id, SHARDING_PRIORITIES.MULTIPROCESSING)
     number_instances(pipe)
     ranks, rank = identity
     for splitter in splitters(pipe) if ranks > 1 else ():
-        if len(inspect.signature(splitter.apply_sharding).parameters) < 3:  # the same check as in torch
+        if not _takes_group(splitter):
             splitter.apply_sharding(ranks * worker.num_workers, worker.worker_id * ranks + rank)
     check_batch_sizes(pipe)
     return pipe
+
+
+def _split(pipe: Any, count: int, number: int, group: SHARDING_PRIORITIES) -> None:
+    """Assign an instance its share of the data, as torch's ``apply_sharding`` does.
+
+    Raises:
+        RuntimeError: data that one stage has split would be split again by another one.
+    """
+    for splitter in splitters(pipe):
+        if (first := next((each for source in sources_of(splitter) for each in splitters(source)), None)) is not None:
+            names = f"{call_of(splitter)} comes after {call_of(first)}"
+            raise RuntimeError(f"Sharding twice would lose data: {names}, which splits it already. Remove one of them")
+        splitter.apply_sharding(count, number, **({"sharding_group": group} if _takes_group(splitter) else {}))
+
+
+def _takes_group(splitter: Any) -> bool:
+    """Whether a stage that splits the data knows ranks from workers; the same check as in torch."""
+    return len(inspect.signature(splitter.apply_sharding).parameters) >= 3
 
 
 SPLIT_TWICE = (

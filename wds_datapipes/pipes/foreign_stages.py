@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from wds_datapipes.datapipes import SHARDING_PRIORITIES, ShardingFilter
+from wds_datapipes.datapipes import SHARDING_PRIORITIES, ShardingFilter, Shuffler
 from wds_datapipes.pipes.declarations import Declarations, instance_of
 from wds_datapipes.pipes.inspection import loop_of, takes_seed, upstream
 
@@ -141,8 +141,7 @@ class _Shuffler(ForeignStage):
 
     @property
     def is_default_shuffle(self) -> bool:  # type: ignore[override]  # it depends on an argument
-        is_torchs = type(self.pipe).__module__.partition(".")[0] == "torch"
-        return is_torchs and self.pipe.buffer_size == TORCH_BUFFER_SIZE
+        return type(self.pipe) is Shuffler and self.pipe.buffer_size == TORCH_BUFFER_SIZE
 
     @property
     def lanes(self) -> int:  # type: ignore[override]  # ours has this argument
@@ -203,9 +202,9 @@ STAGES: dict[str, dict[str, type[ForeignStage]]] = {
         "_DummyIterDataPipe": _row(is_remote=True),
         "_IterateQueueDataPipes": _row(is_remote=True),
     },
-    # Existing stages of torch change into these subclasses, so they can have no other base.
-    "wds_datapipes": {"ShardingFilterIterDataPipe": _ShardingFilter, "ShufflerIterDataPipe": _Shuffler},
 }
+# Existing stages of torch change into subclasses of the same names, and a release without datapipes has replacements.
+STAGES["wds_datapipes"] = STAGES["torch"]
 
 
 def declared(pipe: Any) -> Declarations:

@@ -50,7 +50,7 @@ def name_of(stage: Any) -> str:
 
 def functional_name_of(stage: Any) -> str:
     """Return the method that appends a stage to a pipeline, such as ``.batch``, or the class of a source."""
-    names = {getattr(build, "__wrapped__", None): name for name, build in IterDataPipe.functions.items()}
+    names = {getattr(build, "__wrapped__", build): name for name, build in IterDataPipe.functions.items()}
     name = next((names[kind] for kind in type(stage).__mro__ if kind in names), None)
     return name_of(stage) if name is None or next(sources_of(stage), None) is None else f".{name}"
 
@@ -65,6 +65,11 @@ def loop_of(*kinds: type) -> type | None:
     """Return the first of some classes that defines ``__iter__``, if it is not abstract; otherwise None."""
     found = next((kind for kind in kinds if "__iter__" in vars(kind)), None)
     return None if found in _ABSTRACT else found
+
+
+def library_of(kind: type) -> str:
+    """Return the package of a class; torch for a datapipe that replaces one of torch's."""
+    return "torch" if kind.__module__ == "wds_datapipes.datapipes.replacement" else kind.__module__.partition(".")[0]
 
 
 def takes_seed(stage: object) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
-from wds_datapipes.datapipes import SHARDING_PRIORITIES, IterDataPipe
+from wds_datapipes.datapipes import SHARDING_PRIORITIES, IterDataPipe, graph
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.declarations import Groups, instance_of
 from wds_datapipes.pipes.foreign_stages import declared
@@ -258,6 +258,9 @@ def warn_of_copies(pipe: Any) -> None:
 
     Args:
         pipe: the source of shards, before iteration.
+
+    Raises:
+        RuntimeError: no loader has split the data, and this release of torch has none that knows pipelines.
     """
     found = list(splitters(pipe))
     info = get_worker_info()
@@ -270,19 +273,25 @@ def warn_of_copies(pipe: Any) -> None:
         if advice:
             warn_user(advice)
         return
-    splitter = call_of(hidden)
-    if info is not None and info.num_workers > 1:
+    splitter, ranks = call_of(hidden), dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    workers = 1 if info is None else info.num_workers
+    if graph is None and workers * ranks > 1:
+        raise RuntimeError(
+            f"The {splitter} has not been told its rank and worker, as the DataLoader of this release of PyTorch knows "
+            f"no pipelines. Pass StatefulShards(pipeline) to it; or to read all shards here, call apply_sharding(1, 0)"
+        )
+    if info is not None and workers > 1:
         if info.id == 0:
             warn_user(
-                f"Each of {info.num_workers} workers reads all shards, because the DataLoader did not find the "
+                f"Each of {workers} workers reads all shards, because the DataLoader did not find the "
                 f"{splitter}: its dataset is a {type(info.dataset).__name__}, which wraps the pipeline. Pass "
                 "the pipeline or StatefulShards(pipeline) to the DataLoader, and do not pass the loader to "
                 "accelerator.prepare(), which wraps the pipeline in an IterableDatasetShard"
             )
-    elif dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1 and is_read_by_shard():
+    elif ranks > 1 and is_read_by_shard():
         warn_user(
-            f"Each of {dist.get_world_size()} ranks reads all shards, in a different order, and takes every "
-            f"{dist.get_world_size()}th item or batch, so samples are repeated on several ranks or missing on all: the "
+            f"Each of {ranks} ranks reads all shards, in a different order, and takes every "
+            f"{ranks}th item or batch, so samples are repeated on several ranks or missing on all: the "
             "DataLoader was passed to accelerator.prepare(), which wraps the pipeline in an IterableDatasetShard. Use "
             "StatefulShards(pipeline), which splits between ranks itself, and do not pass the loader to prepare()"
         )

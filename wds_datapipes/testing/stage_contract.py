@@ -11,7 +11,11 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from wds_datapipes.datapipes import IterDataPipe, graph_settings, traverse_dps
+from wds_datapipes.datapipes import IterDataPipe
+from wds_datapipes.loading.epoch import seed_stages
+from wds_datapipes.loading.torchdata_patches.local_functions import pickled_stages
+from wds_datapipes.pipes.inspection import upstream
+from wds_datapipes.seeds import SeedGenerator
 
 
 def check_stage(make_pipe: Callable[[], IterDataPipe[Any]]) -> None:
@@ -19,7 +23,7 @@ def check_stage(make_pipe: Callable[[], IterDataPipe[Any]]) -> None:
 
     Its ``__iter__`` is a generator function (otherwise, DataLoader2 hangs if it fails before its first item). It can be
     pickled before, during and after an iteration. It can be iterated again after a complete or an interrupted
-    iteration, and yields the same items with the same seed. It works in a worker process, and torch finds its sources,
+    iteration, and yields the same items with the same seed. It works in a worker process, and loaders find its sources,
     in order to seed and shard them.
 
     Args:
@@ -55,10 +59,8 @@ def check_stage(make_pipe: Callable[[], IterDataPipe[Any]]) -> None:
     received = list(loader)
     assert len(received) == len(expected), f"{name} yields {len(received)} items in a worker, not {len(expected)}"
 
-    values = [each for value in vars(pipe).values() for each in (value if isinstance(value, tuple) else (value,))]
-    sources = [value for value in values if isinstance(value, IterDataPipe)]
-    found = {id(child) for child, _ in next(iter(traverse_dps(pipe).values()))[1].values()}
-    assert found == {id(source) for source in sources}, f"torch does not find the sources of {name} in its graph"
+    found, known = ({id(each): each for each in some} for some in (pickled_stages(pipe), upstream(pipe)))
+    assert found == known, f"{name} stores its sources where loaders do not find them: {[*found.values()]}"
 
 
 def same_items(left: Any, right: Any) -> bool:
@@ -77,7 +79,7 @@ def same_items(left: Any, right: Any) -> bool:
 
 
 def _seed_pipeline(pipe: IterDataPipe[Any]) -> IterDataPipe[Any]:
-    graph_settings.apply_random_seed(pipe, torch.Generator().manual_seed(0))
+    seed_stages(pipe, SeedGenerator(0))
     return pipe
 
 

@@ -160,7 +160,7 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
 
         Raises:
             RankLostError: another rank does not arrive in time.
-            ValueError: a random stage is stored where it cannot be seeded.
+            ValueError: a stage that draws or splits is stored where loaders do not find it.
         """
         refuse_hidden_stages(datapipe)
         self.group = self.manager.group = self.group_of(datapipe)

@@ -34,7 +34,6 @@ from wds_datapipes.loading.stateful_dataset.tracking import (
     WorkerRow,
     begin_recording,
 )
-from wds_datapipes.loading.torchdata_patches.local_functions import find_local_classes
 from wds_datapipes.pipes.sharding import advice_for_split, is_read_by_shard
 from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.pipes.state.pipeline_state import difference_of_ranks, refusing_corrupt_states, replay_reason
@@ -89,7 +88,6 @@ class StatefulShards(IterableDataset[Any]):
 
     def __init__(self, pipe: IterDataPipe[Any], *, seed: int = 0, distributed: Distributed = None) -> None:
         super().__init__()
-        find_local_classes()
         if not isinstance(pipe, IterDataPipe):
             raise TypeError(f"StatefulShards requires a pipeline, not {pipe!r}")
         seed = check_integer("seed", seed)

@@ -6,14 +6,15 @@ pickle stores functions and classes by name, and finds only those at the top lev
 from __future__ import annotations
 
 import copy
+import io
 import pickle
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import cache
 from types import FunctionType, ModuleType
 from typing import Any
 
-from wds_datapipes.datapipes import graph
+from wds_datapipes.datapipes import IterDataPipe, MapDataPipe, graph
 
 
 def copy_pipeline(pipe: Any) -> Any:
@@ -74,5 +75,19 @@ def _stub() -> None:
 
 
 class _Finder(pickle.Pickler):
+    found: list[Any] | None = None
+
     def reducer_override(self, value: Any) -> Any:
+        if self.found is not None and isinstance(value, IterDataPipe | MapDataPipe):
+            self.found.append(value)
+            parts = [each for each in vars(value).values() if isinstance(each, IterDataPipe | MapDataPipe | Collection)]
+            return _stub, (), parts
         return (_stub, ()) if isinstance(value, FunctionType | type) and value is not _stub else NotImplemented
+
+
+def pickled_stages(pipe: Any) -> list[Any]:
+    """Return the stages that torch finds in a pipeline: in what pickle stores of the collections in each stage."""
+    finder = _Finder(io.BytesIO())
+    finder.found = []
+    finder.dump(pipe)
+    return finder.found

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from wds_datapipes.arguments import check_integer
 from wds_datapipes.datapipes import IterDataPipe, Shuffler
 from wds_datapipes.pipes.foreign_stages import TORCH_BUFFER_SIZE, declared
-from wds_datapipes.pipes.inspection import name_of, sources_of, upstream
+from wds_datapipes.pipes.inspection import library_of, name_of, sources_of, upstream
 from wds_datapipes.pipes.stage import EngineStage
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.pipes.state.shard_order import UrlList
@@ -148,7 +148,7 @@ def _ends(pipe: Any) -> bool:
             len(pipe)
             return True
     sources = list(sources_of(pipe))
-    is_known = declared(pipe).is_transparent or type(pipe).__module__.partition(".")[0] in ("torch", "torchdata")
+    is_known = declared(pipe).is_transparent or library_of(type(pipe)) in ("torch", "torchdata")
     return is_known and declared(pipe).restarts_once and bool(sources) and all(map(_ends, sources))
 
 

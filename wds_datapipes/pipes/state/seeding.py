@@ -10,7 +10,7 @@ import torch
 
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.pipes.foreign_stages import declared
-from wds_datapipes.pipes.inspection import takes_seed, upstream
+from wds_datapipes.pipes.inspection import library_of, takes_seed, upstream
 from wds_datapipes.seeds import derived_seed
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def derive_later_seeds(pipe: Any) -> None:
         for name, wrapped in {"set_seed": _recording_set_seed, "reset": _reseeding_reset}.items():
             # Wrap it in the class that defines it: a new method in another class would change that one's fingerprint.
             kind = next((each for each in type(stage).__mro__ if name in vars(each)), None)
-            if kind is None or kind.__module__.partition(".")[0] == "wds_datapipes":
+            if kind is None or library_of(kind) == "wds_datapipes":
                 continue
             method = vars(kind)[name]
             if not getattr(method, _MARK, False):

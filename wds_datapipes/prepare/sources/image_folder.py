@@ -101,8 +101,7 @@ def find_images(
     numbers = {name: number for number, name in enumerate(folders if classes is None else classes)}
     if has_classes and (unknown := [name for name in folders if name not in numbers]):
         raise SampleSourceError(
-            f"The folder {f'{top}/{unknown[0]}'!r} is not one of the {len(numbers)} known classes. Remove it, or add "
-            f"it to them"
+            f"The folder {f'{top}/{unknown[0]}'!r} is not one of the {len(numbers)} known classes. Remove or list it"
         )
     found = ImageFiles(top, list(numbers) if has_classes else None)
     select = partial(_select_files, wanted=wanted, key_rule=key_rule, found=found, fault=on_fault)
