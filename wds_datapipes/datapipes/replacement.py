@@ -93,7 +93,7 @@ def functional_datapipe(name: str) -> Callable[[C], C]:
     return register
 
 
-class IterableWrapperIterDataPipe(IterDataPipe[T_co]):
+class IterableWrapper(IterDataPipe[T_co]):
     """Yields the items of an iterable, which is copied for each iteration if possible."""
 
     def __init__(self, iterable: Iterable[T_co], deepcopy: bool = True) -> None:
@@ -110,7 +110,7 @@ class IterableWrapperIterDataPipe(IterDataPipe[T_co]):
 
 
 @functional_datapipe("map")
-class MapperIterDataPipe(IterDataPipe[Any]):
+class Mapper(IterDataPipe[Any]):
     """Calls a function with each item, and yields the results. Columns of items cannot be named."""
 
     def __init__(self, datapipe: Any, fn: Any, input_col: None = None, output_col: None = None) -> None:
@@ -131,7 +131,7 @@ def _refuse_columns(*columns: object) -> None:
 
 
 @functional_datapipe("collate")
-class CollatorIterDataPipe(MapperIterDataPipe):
+class Collator(Mapper):
     """Makes a batch of each list of items."""
 
     def __init__(self, datapipe: Any, conversion: Any = default_collate, collate_fn: Any = None) -> None:
@@ -139,7 +139,7 @@ class CollatorIterDataPipe(MapperIterDataPipe):
 
 
 @functional_datapipe("filter")
-class FilterIterDataPipe(IterDataPipe[T_co]):
+class Filter(IterDataPipe[T_co]):
     """Yields the items for which a function returns True."""
 
     def __init__(self, datapipe: Any, filter_fn: Any, input_col: None = None) -> None:
@@ -159,7 +159,7 @@ class DataChunk(list[Any]):
 
 
 @functional_datapipe("batch")
-class BatcherIterDataPipe(IterDataPipe[Any]):
+class Batcher(IterDataPipe[Any]):
     """Yields lists of ``batch_size`` items; the last one may be shorter, or is dropped."""
 
     def __init__(self, datapipe: Any, batch_size: int, drop_last: bool = False, wrapper_class: Any = DataChunk) -> None:
@@ -178,7 +178,7 @@ class BatcherIterDataPipe(IterDataPipe[Any]):
 
 
 @functional_datapipe("shuffle")
-class ShufflerIterDataPipe(IterDataPipe[T_co]):
+class Shuffler(IterDataPipe[T_co]):
     """Yields the items in the order in which they are drawn from a buffer, with a seed that loaders set."""
 
     _enabled = True
@@ -190,7 +190,7 @@ class ShufflerIterDataPipe(IterDataPipe[T_co]):
         self.buffer_size, self._rng = buffer_size, Random()
         self._seed: int | None = None
 
-    def set_seed(self, seed: int) -> ShufflerIterDataPipe[T_co]:
+    def set_seed(self, seed: int) -> Shuffler[T_co]:
         """Set the seed of the next iteration."""
         self._seed = seed
         return self
@@ -223,7 +223,7 @@ class ShufflerIterDataPipe(IterDataPipe[T_co]):
 
 
 @functional_datapipe("sharding_filter")
-class ShardingFilterIterDataPipe(IterDataPipe[T_co]):
+class ShardingFilter(IterDataPipe[T_co]):
     """Yields every n-th item, where n is the number of workers of all ranks."""
 
     def __init__(self, source_datapipe: Any, sharding_group_filter: int | None = None) -> None:
@@ -251,8 +251,5 @@ class ShardingFilterIterDataPipe(IterDataPipe[T_co]):
         return len(range(self.instance_id, len(self.source_datapipe), self.num_of_instances))
 
 
-IterableWrapper, ShardingFilter, Shuffler = (
-    IterableWrapperIterDataPipe,
-    ShardingFilterIterDataPipe,
-    ShufflerIterDataPipe,
-)
+for _stage in (IterableWrapper, Mapper, Collator, Filter, Batcher, Shuffler, ShardingFilter):
+    _stage.__name__ += "IterDataPipe"  # as in torch, since states record it
