@@ -234,7 +234,7 @@ def test_an_example_learns_and_resumes_as_if_it_had_not_been_killed(name: str, p
     assert len(busiest) == len(losses) * (name == "vision_language")
     assert sum(busiest) <= 1.1 * len(busiest)
 
-    step = random.randrange(len(losses) // 2, len(losses))
+    step = random.randrange(len(losses) // 2, len(losses) - 1)  # rank 0 may take the last one by itself
     killed = run("killed", SCRIPTS / "killed_at_step.py", "1", str(step))
     assert killed.codes[1] == -9, killed.errors
     assert killed.codes[0] != 0
