@@ -128,7 +128,7 @@ def wrong_use(prefix: str = "", *kinds: type[Exception]) -> Iterator[None]:
     except Exception as error:
         if not isinstance(error, (ValueError, *kinds)) or (isinstance(error, WdsError) and type(error) not in kinds):
             raise
-        raise WrongUse(f"{prefix}{error}") from None
+        raise WrongUse(f"{prefix}{getattr(error, 'strerror', None) or error}") from None  # not the name of a file
 
 
 def _parse_json_options(text: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from wds_datapipes.cli._declaration import Natural
 from wds_datapipes.cli._options import SampleArguments, load_function, parse_decoders, wrong_use
 from wds_datapipes.cli._report import print_error, report_shards
 from wds_datapipes.cli.copy import WriteArguments
+from wds_datapipes.errors import MissingSidecarError
 from wds_datapipes.index.manifest import Manifest, write_manifest
 from wds_datapipes.io.compression.formats import strip_shard_suffix
 from wds_datapipes.io.openers import local_path, redact, split_scheme
@@ -196,6 +197,6 @@ def locate_class_list(output: str, source: Source) -> str:
 def read_class_list(url: str, storage_options: Mapping[str, Any] | None) -> list[str]:
     """Read the class names from a file that `create_from` has written."""
     with wrong_use(
-        "--classes-from is not a list of classes that create has written: ", OSError, LookupError, TypeError
+        "--classes-from is not a list of classes that create has written: ", MissingSidecarError, LookupError, TypeError
     ):
         return list(json.loads(read_sidecar(url, storage_options))["classes"])
