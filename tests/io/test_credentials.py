@@ -236,4 +236,4 @@ def test_options_of_commands_can_be_given_secretly(tmp_path: Path, program: Any)
         assert done.code == 2
         assert "Zq7" not in done.err
     done = program("ls", "leaky://host/a.tar", "--storage-options", "@none.json")
-    assert "--storage-options: [Errno 2] No such file or directory: 'none.json'" in done.err
+    assert "--storage-options: No such file or directory" in done.err
