@@ -77,7 +77,7 @@ def tokenize(caption: str) -> torch.Tensor:
 
 
 def make_data(folder: str) -> StatefulShards:
-    """Return the batches of images and tokens of this rank: equally many on all ranks, of which each has other shards.
+    """Return the batches of images and tokens of this rank: as many on every rank, from different shards.
 
     An epoch has as many batches as the folder has pairs for. It begins where the last one has ended, so pairs that are
     left out or damaged, and shards of different sizes, do not matter.

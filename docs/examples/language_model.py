@@ -1,9 +1,9 @@
 """Pretrain a language model on shards of packed tokens, from two datasets whose proportions change by step.
 
 Run ``torchrun --standalone --nproc-per-node 2 language_model.py``, and again after a crash: it resumes with the very
-next batch, also with another number of ranks. The first run writes documents of two kinds as rows of tokens. To train
-on your own, replace `DATASETS`, each of which yields documents, and `tokenize`; with many documents, write each dataset
-once, in a program of its own.
+next batch, also on a different number of ranks. The first run writes documents of two kinds as rows of tokens. To train
+on your own, replace `tokenize` and the functions in `DATASETS`, which yield documents. If there are many documents,
+write each dataset once, in a separate program.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from torchdata.dataloader2 import DataLoader2  # isort: skip - the import above 
 
 #: Documents of all ranks in a step; and tokens in a row, which the memory of a GPU limits.
 BATCH_SIZE, ROW_LENGTH, STEPS, SAVE_EVERY = 16, 256, 32, 8
-#: An image is resized to whole patches of PATCH x PATCH pixels, each of which is a token of the language model, too.
+#: An image is resized to whole patches of PATCH x PATCH pixels. Each patch is also a token of the language model.
 PATCH, MOST_PATCHES, WIDTH = 8, 49, 64
 #: What a patch takes in the encoder, compared with what a token takes in the language model.
 ENCODER_COST = 0.5

@@ -26,7 +26,7 @@ STAGES: list[Any] = [
 
 
 def run(pipe: Any, stages: list[Any], seed: int) -> list[Any]:
-    """Build a pipeline; return its names, its lengths, and the items of two passes, the second of which is seeded."""
+    """Build a pipeline; return its names, its lengths, and its items, first without and then with a seed."""
     found, built = list[Any](), list[Any]()
     for name, options, *share in stages:
         pipe = getattr(pipe, name)(**options)

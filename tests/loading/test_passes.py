@@ -1,4 +1,4 @@
-"""Several passes over a split source in one epoch each yield every sample once, with any loader and workers."""
+"""A source that is split and read several times in an epoch yields every sample once each time, with any loader."""
 
 from __future__ import annotations
 

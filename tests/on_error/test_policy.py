@@ -68,7 +68,7 @@ def test_errors_of_the_pipeline_are_never_skipped(kind: type[Exception], on_erro
 
 
 def passed(budget: ErrorBudget, pattern: str) -> tuple[int, str]:
-    """Try items, of which "x" fails; return the number skipped, and the final error, if any."""
+    """Try items, and fail for "x"; return the number skipped, and the final error, if any."""
     policy = ErrorPolicy(budget, "a_stage")
     count = 0
     for letter in policy.counted(pattern):

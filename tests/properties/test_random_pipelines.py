@@ -211,7 +211,7 @@ def check_epochs(case: Case, topology: Topology, ranks: list[list[list[Any]]], w
 
 
 def check_drawn(case: Case, topology: Topology, ranks: list[list[list[Any]]], what: str, before: int) -> None:
-    """Check epochs of which only the number of items is known."""
+    """Check only the number of items of epochs."""
     steps, allowed = case.steps, population(case.steps)
     for rank, found in enumerate(ranks):
         for epoch, items in enumerate(found):

@@ -184,7 +184,7 @@ def test_joined_fields_must_differ_unless_only_some_are_read(datasets: dict[str,
 
 @pytest.fixture
 def damaged(tmp_path: Path) -> Manifest:
-    """Return a manifest of four shards of 10 samples, of which the third was truncated after indexing."""
+    """Return a manifest of four shards of 10 samples. The third one was truncated after indexing."""
     manifest = Manifest(build_indexes(write_numbered(tmp_path, [10] * 4)))
     os.truncate(tmp_path / "2.tar", 100)
     return manifest
