@@ -77,14 +77,14 @@ def test_a_closed_output_and_another_encoding(folder: Path, command: str, code: 
 # Terminals ---------------------------------------------------------------------------------------------------------
 
 
-def in_terminal(*arguments: str) -> tuple[int, str]:
+def in_terminal(*arguments: str, columns: int = 150) -> tuple[int, str]:
     """Run the command line in a terminal, and return its exit code and what the terminal shows, without colours."""
     pid, terminal = pty.fork()
     if pid == 0:
         code = 70
         try:
             sys.stdout, sys.stderr = open(1, "w"), open(2, "w")  # noqa: SIM115  this process ends
-            os.environ.update(TERM="xterm", COLUMNS="150")
+            os.environ.update(TERM="xterm", COLUMNS=f"{columns}")
             progress.BAR_PERIOD_S = 0  # every step is shown
             code = run(arguments)
         finally:
@@ -101,6 +101,7 @@ def in_terminal(*arguments: str) -> tuple[int, str]:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said.decode())
 
 
+@pytest.mark.parametrize(("columns", "more"), [(150, r" +\d+ samples +[\d,]+ samples/s +[\d.]+ ([kM]B|B)/s"), (40, "")])
 @pytest.mark.parametrize(
     ("command", "label"),
     [
@@ -110,12 +111,18 @@ def in_terminal(*arguments: str) -> tuple[int, str]:
         ("shuffle a-0.tar a-1.tar -o o.tar", "Indexing"),
     ],
 )
-def test_a_long_job_has_a_bar_with_samples_and_bytes(shards: list[str], command: str, label: str) -> None:
+def test_the_bar_of_a_long_job_fits_into_the_terminal(
+    shards: list[str], command: str, label: str, columns: int, more: str
+) -> None:
     Path("recipe").write_text("a.txt text:a\nb.txt text:b\nc.txt text:c\n")
-    code, shown = in_terminal(*command.split())
+    code, shown = in_terminal(*command.split(), columns=columns)
     assert code == 0, shown
-    bar = rf"{label} \S+ +\d/\d +shards +\d+ samples +[\d,]+ samples/s +[\d.]+ ([kM]B|B)/s"
-    assert re.search(bar, shown), shown
+    assert re.search(rf"{label} \S+ +[1-9]/\d +shards{more} +[-\d]:", shown), shown
+    assert "…" not in shown
+
+
+def test_a_narrow_terminal_shows_a_table_cell_by_cell(shards: list[str]) -> None:
+    assert "\r\nsamples\r\n  count     4\r\n  total     " in in_terminal("stats", shards[0], columns=40)[1]
 
 
 def test_a_terminal_shows_no_archive(shards: list[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -45,8 +46,15 @@ def print_json(facts: object, *, indent: int | None = 1) -> None:
 
 
 def print_table(rows: Sequence[tuple[str, ...]], left: tuple[int, ...] = (0,)) -> None:
-    """Print rows in columns, with numbers aligned to the right."""
+    """Print rows in columns, with numbers aligned to the right; in a terminal that is too narrow, cell by cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    if sys.stdout.isatty() and sum(widths) + 2 * len(widths) - 2 > shutil.get_terminal_size().columns:
+        titles = rows[0] if len(widths) > 2 else ("", "")
+        for first, *others in rows[len(widths) > 2 :]:
+            sys.stdout.write(f"{titles[0]} {first}".strip() + "\n")
+            for title, cell in zip(titles[1:], others, strict=True):
+                sys.stdout.write(f"  {title:{max(map(len, titles[1:]))}}  {cell}\n" if cell else "")
+        return
     for cells in rows:
         line = "  ".join(
             f"{cell:{width}}" if at in left else f"{cell:>{width}}"
@@ -73,7 +81,7 @@ def message_with_notes(error: BaseException) -> str:
 
 
 def end_with_faults(faults: Sequence[ShardFault], *, is_printed: bool = True) -> None:
-    """Print the faults of shards, and end with the exit code for them if there are any."""
+    """Print the faults of shards; if there are any, end with the exit code for them."""
     for fault in faults if is_printed else ():
         print_error(fault.message)
     if faults:
@@ -88,13 +96,13 @@ def report_shards(
     facts: Mapping[str, Any],
     failures: Mapping[str, BaseException] | None = None,
 ) -> None:
-    """Print the shards written, and the skipped errors and failed shards to standard error.
+    """Print the written shards, and to standard error the skipped errors and failed shards.
 
     Args:
         shards: the shards.
         errors: the skipped errors; an error that a retry raises again is printed once.
         as_json: print JSON.
-        facts: others for JSON.
+        facts: further facts for JSON.
         failures: the errors of shards, if shards are converted.
     """
     skipped = list(dict.fromkeys((type(error).__name__, message_with_notes(error)) for error in errors))

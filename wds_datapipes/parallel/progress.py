@@ -52,11 +52,13 @@ class ProgressMeter:
         if self._bar is not None and now - self._updated >= BAR_PERIOD_S:
             self._updated = now
             seconds = now - self._started
-            rate = (
-                f"{f'shards  {self._samples:,} samples' if self._unit == 'shards' else self._unit}  "
-                f"{self._samples / seconds:,.0f} samples/s  {human_bytes(self._bytes / seconds)}/s"
-            )
-            self._bar.update(self._task, completed=self._done, rate=rate, refresh=True)
+            texts = ["shards", f"{self._samples:,} samples"] if self._unit == "shards" else ["samples"]
+            texts += f"{self._samples / seconds:,.0f} samples/s", f"{human_bytes(self._bytes / seconds)}/s"
+            # Show fewer figures in a narrow terminal, where rich would cut off all of them.
+            room = self._bar.console.width - len(f"{self._label}{self._total}{self._total}") - 18
+            while len("  ".join(texts)) > room and len(texts) > 1:
+                texts.pop()
+            self._bar.update(self._task, completed=self._done, rate="  ".join(texts), refresh=True)
         if self._logger is not None and now - self._logged >= LOG_PERIOD_S and self._done:
             self._logged = now
             self._logger.info("%s: %d of %s %s", self._label, self._done, self._total, self._unit)
