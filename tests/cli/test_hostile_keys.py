@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from wds_datapipes.cli.steps import row_of
+from wds_datapipes.runs.steps import StepSample
+
 #: Each is the name of a file in a shard, up to its first dot.
 KEYS = {
     "colours": "\x1b[31mred",
@@ -67,6 +70,11 @@ def test_a_terminal_receives_no_control_characters(arguments: str, shard: str, p
     assert done.code in (0, 1, 2)
     assert not DANGEROUS.search(done.out + done.err), (done.out + done.err).encode("unicode_escape")
     assert not list(Path().rglob("owned"))
+
+
+@pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
+def test_the_table_of_steps_has_no_control_characters(key: str) -> None:
+    assert not DANGEROUS.search("".join(row_of(0, StepSample(0, 0, "", f"{key}.tar", 0, key, 0, False))))
 
 
 def test_json_contains_the_keys_unchanged(shard: str, program: Any) -> None:

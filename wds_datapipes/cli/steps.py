@@ -1,4 +1,4 @@
-"""The command ``steps``: the samples that a training run had at some steps, from a checkpoint."""
+"""The command ``steps``: print the samples of training steps, given a checkpoint."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from wds_datapipes.cli._app import FAULT_FOUND, WrongUse
+from wds_datapipes.cli._app import FAULT_FOUND, WrongUse, printable
 from wds_datapipes.cli._options import load_function, wrong_use
 from wds_datapipes.cli._report import plural, print_error, print_json, print_table
 from wds_datapipes.cli.show import sheet_as_html
@@ -39,27 +39,27 @@ def steps(
     provenance: bool = False,
     json: bool = False,
 ) -> None:
-    """Print the samples that a run had at a step, from a checkpoint of it and the indexes of its dataset.
+    """Print the samples of a training step, given a checkpoint.
 
-    The step may be before or after the checkpoint. The function builds the pipeline as for training, with
-    IndexedSamples, or as a stream with .log_samples(positions=); it is not read.
+    The step may be before or after the checkpoint. The keys come from the indexes of the dataset. The function builds
+    the pipeline as for training, with IndexedSamples or as a stream with .log_samples(positions=); it is not read.
 
     Options:
-        CHECKPOINT: A file of torch.save or JSON that contains the state of a loader, at any depth.
+        CHECKPOINT: A file, written by torch.save or in JSON, with the state of a loader at any depth.
         PIPELINE: MODULE:FUNCTION, a function without arguments that returns the pipeline of the run.
-        --step STEP: The step, from 0 at the beginning of the run, or FIRST:END for those before END.
+        --step STEP: The step, counted from 0 at the beginning of the run, or FIRST:END, without END itself.
         --find KEY: Print only samples with this key; may be repeated.
-        --no-keys: Do not read the indexes, which have the keys.
-        --tar FILE: Copy the samples to a tar archive, in their order; each key is STEP/PLACE/KEY.
-        --show FILE: Write a self-contained HTML page with the samples.
-        --replay MODULE:FUNCTION: Let the pipeline make its items of the samples again, with the same random crops, and
-            call a function with each of them, such as one that runs the model, or opens a debugger.
-        --provenance: Print what the run has seen until the checkpoint instead of a step, in Markdown: its datasets,
-            their samples and epochs, and its phases with their weights.
-        --json: Print each sample as JSON, or the provenance.
+        --no-keys: Leave out the keys, so that no index is read.
+        --tar FILE: Copy the samples, in order, to a tar archive with the keys STEP/PLACE/KEY.
+        --show FILE: Write a self-contained HTML page of the samples.
+        --replay MODULE:FUNCTION: Run the pipeline on the samples again, with the same random crops, and call a function
+            with each item, such as one that runs the model or opens a debugger.
+        --provenance: Instead of a step, print what the run had seen at the checkpoint, in Markdown: its datasets, their
+            samples and epochs, and its phases with their weights.
+        --json: Print each sample, or the provenance, as JSON.
     """
     if provenance is (step is not None):
-        raise WrongUse("--step or --provenance is required, and not both")
+        raise WrongUse("Use either --step or --provenance")
     if provenance:
         with wrong_use():
             facts = provenance_of(load_function(pipeline, "PIPELINE")(), read_state(checkpoint))
@@ -67,7 +67,7 @@ def steps(
         return
     numbers = parse_steps(step or "")
     if no_keys and find:
-        raise WrongUse("--find looks for keys, which --no-keys does not read")
+        raise WrongUse("--find needs the keys that --no-keys leaves out")
     build, receive = load_function(pipeline, "PIPELINE"), load_function(replay or "builtins:print", "--replay")
     with wrong_use():
         run = RunSteps(build(), read_state(checkpoint))
@@ -100,7 +100,7 @@ def steps(
 
 
 def read(run: RunSteps, steps: range, wanted: Collection[str] | None) -> Iterator[tuple[int, int, Sample]]:
-    """Yield the samples of steps, or those with some keys, with their steps and their places in these."""
+    """Yield the samples of steps, or those with some keys, each with its step and its place in it."""
     for step in steps:
         for place, sample in enumerate(run.read(step)):
             if wanted is None or sample["__key__"] in wanted:
@@ -111,7 +111,7 @@ def row_of(step: int, sample: StepSample) -> tuple[str, ...]:
     """Return the cells of a sample."""
     mark = " (padding)" if sample.is_padding else ""
     numbers = (str(each) for each in (step, sample.rank, sample.worker))
-    return (*numbers, sample.dataset, sample.shard, str(sample.number), f"{sample.key}{mark}")
+    return (*numbers, sample.dataset, printable(sample.shard), str(sample.number), f"{printable(sample.key)}{mark}")
 
 
 def parse_steps(text: str) -> range:
@@ -121,7 +121,7 @@ def parse_steps(text: str) -> range:
     (range(7, 8), range(7, 9))
 
     Raises:
-        WrongUse: it is neither a number nor a range of some.
+        WrongUse: it is neither a number nor a range.
     """
     match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
     first, end = (0, 0) if match is None else (int(match[1]), int(match[2] or int(match[1]) + 1))
@@ -143,7 +143,7 @@ def read_state(path: str) -> Mapping[str, Any]:
         content = json_format.load(file) if is_json else torch.load(file, map_location="cpu", weights_only=True)
     states = {each[STATE]: each for each in states_in(content)}
     if len(states) != 1:
-        raise WrongUse(f"{path} contains {plural(len(states), 'state')} of loaders, and must contain one")
+        raise WrongUse(f"{path} contains {plural(len(states), 'state')} of loaders instead of one")
     return next(iter(states.values()))
 
 
