@@ -128,7 +128,7 @@ def measure_shards(urls: Sequence[str], workers: Sequence[int], options: Benchma
     samples = ShardList(list(urls)).load_wds_shards(**options.reading).group_samples(key_rule=options.key_rule)
     examples = list(samples.slice_samples(EXAMPLES))
     if not examples:
-        raise EmptySourceError(f"there is no sample in {len(urls)} shards, so there is nothing to measure")
+        raise EmptySourceError("the shards have no samples, so there is nothing to measure")
     for name in dict.fromkeys(name for sample in examples for name in sample if not name.startswith("__")):
         sizes = [len(sample[name]) for sample in examples if name in sample]
         found.fields[name] = sum(sizes) / len(sizes)

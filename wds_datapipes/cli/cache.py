@@ -74,7 +74,7 @@ def warm(
     copies = CacheFolder(options.cache_dir, int(parse_bytes(max_bytes, "--max-bytes")) if max_bytes else None)
     found = read_manifest(manifest).entries if manifest is not None else ()
     results = []
-    with ProgressMeter("warm", len(urls)) as meter:
+    with ProgressMeter("Downloading", len(urls)) as meter:
         for each in warm_cache(
             copies,
             urls,
@@ -89,16 +89,17 @@ def warm(
     fetched, size = len(urls) - len(failed) - cached, sum(each.bytes for each in results)
     evicted = sum(not copies.entry(url).path.exists() for url in urls) - len(failed)
     if evicted:
-        failed.append(f"{evicted} of the copies were evicted again, as the shards together exceed --max-bytes")
+        failed.append(f"{plural(evicted, 'copy', 'copies')} evicted again, as the shards together exceed --max-bytes")
     facts = {"shards": len(urls), "bytes": size, "fetched": fetched, "there": cached, "failed": failed}
     counts = f"{fetched:,} downloaded, {cached:,} already cached"
     report(options, facts, f"{plural(fetched + cached, 'shard')}, {human_bytes(size)}: {counts}", failed)
 
 
 def clear(options: CacheArguments, max_bytes: str = "") -> None:
-    """Remove all copies, or the least recently used ones until the rest fits into --max-bytes.
+    """Remove copies from the cache, by default all of them.
 
-    Copies that a process is reading or downloading are not removed.
+    With --max-bytes, removes the least recently used copies until the others fit. Copies that a process is reading or
+    downloading are not removed.
     """
     limit = parse_bytes(max_bytes, "--max-bytes") if max_bytes else 0.0
     found = sorted(entries(options.path), key=Entry.last_use)
@@ -116,7 +117,7 @@ def clear(options: CacheArguments, max_bytes: str = "") -> None:
 
 
 def report(options: CacheArguments, facts: Mapping[str, object], text: str, faults: Sequence[str]) -> None:
-    """Print the facts as JSON or text, and the faults, which end the command with an error code."""
+    """Print the facts as JSON or text, then the faults; end with an error code if there are any."""
     if options.json:
         print_json(facts, indent=None)
     else:

@@ -29,23 +29,21 @@ def verify(
 ) -> None:
     """Check shards for faults; the exit code is 1 if there are any.
 
-    Checks headers and their checksums, the end marker, split samples, repeated fields, keys that occur in several
-    shards, and stale indexes. Only headers are read, except for compressed shards and with --decode or --digest.
+    Finds damaged headers, missing end markers, split samples, repeated fields, keys that occur in several shards, and
+    stale indexes. Reads only headers, except for compressed shards and with --decode or --digest.
 
     Options:
         --decode: Decode every field, images completely.
-        --digest: Compute the SHA-256 of shards, and compare it with indexes and the manifest.
+        --digest: Compute the SHA-256 of shards and compare it with indexes and the manifest.
         --field FIELD: A field that every sample must have, such as 'jpg;png'; may be repeated.
         --manifest FILE: Compare the shards with this manifest.
         --index/--no-index: Check the index next to a shard, if there is one.
         --shared-keys: Allow the same key in several shards.
-        --show NUMBER: The number of faults of each kind to show.
+        --show NUMBER: How many faults of each kind to show.
     """
     urls = options.list_shards(shards)
     if decode and "-" in urls:
-        raise WrongUse(
-            "--decode reads each shard twice, which is not possible with standard input. Write it to a file first"
-        )
+        raise WrongUse("--decode reads shards twice, but standard input can be read only once. Write it to a file")
     found = verify_shards(
         urls,
         decode=decode,
@@ -92,7 +90,7 @@ def print_faults(faults: Sequence[ShardFault], counts: Counter[str], shown: int)
 
 
 def print_totals(found: Sequence[VerifiedShard], totals: dict[str, int], faults: int, bad: int) -> None:
-    """Print what was checked, and the number of faults."""
+    """Print what was checked and the number of faults."""
     size = size_of_shards(totals["bytes"], len(found), sum(shard.bytes is None for shard in found))
     sums = [*(plural(totals[f"{noun}s"], noun) for noun in ("shard", "sample", "file")), size]
     if totals["indexes"]:

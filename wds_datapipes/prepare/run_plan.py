@@ -294,6 +294,6 @@ class _Planner:
             yield f"an epoch {what} {plan.unread} of {self.samples} samples: choose a smaller global_batch_size"
         if plan.shards_per_batch < min(MIN_SPREAD, shape.global_batch_size, total) // 2:
             yield (
-                f"a batch has samples from only {plan.shards_per_batch} shards: choose more lanes or a larger "
-                "window_shards"
+                f"a batch has samples from only {plan.shards_per_batch} of {total} shards: choose more lanes or a "
+                "larger window_shards"
             )

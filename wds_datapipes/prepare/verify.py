@@ -173,7 +173,8 @@ def _verify_shard(url: str, checks: Checks) -> VerifiedShard:
                 found.add_fault("MissingFieldError", text, sample.key, alternatives)
     if contents.strays:
         found.notes.append(
-            f"{redact(url)}: {contents.strays:,} files belong to no sample, such as {contents.stray_names[0]!r}"
+            f"{redact(url)}: {contents.strays:,} of {contents.strays + found.files:,} files outside any sample, "
+            f"such as {contents.stray_names[0]!r}"
         )
     if contents.bytes is not None:
         if not contents.samples:
@@ -250,7 +251,8 @@ def _decode(found: VerifiedShard, checks: Checks) -> None:
             except UnsafeInputError:
                 unsafe[name] += 1
     for name, count in unsafe.items():
-        text = f"{redact(found.url)}: {count:,} fields {name!r} were not decoded because that could run code"
+        where = f"{count:,} of {found.samples:,} samples"
+        text = f"{redact(found.url)}: {name!r} not decoded in {where}, because that could run code"
         found.notes.append(text)
 
 
