@@ -87,11 +87,11 @@ def test_wrong_use_is_an_error_that_says_what_is_wrong(program: Any) -> None:
     Path("empty.json").write_text("{}")
     for arguments, message in {
         ("none.pt", "built_for_steps:build", "--step", "0"): "none.pt is not a file of torch.save or JSON: ",
-        ("empty.json", "built_for_steps:build", "--step", "0"): "contains 0 states of loaders, and must contain one",
+        ("empty.json", "built_for_steps:build", "--step", "0"): "contains 0 states of loaders instead of one",
         ("run.pt", "built_for_steps:build", "--step", "3:1"): "--step must be a number from 0, or FIRST:END",
-        ("run.pt", "built_for_steps:build"): "--step or --provenance is required, and not both",
+        ("run.pt", "built_for_steps:build"): "Use either --step or --provenance",
         ("run.pt", "built_for_steps", "--step", "3"): "PIPELINE must be MODULE:FUNCTION",
-        ("run.pt", "built_for_steps:build", "--step", "3", "--no-keys", "--find", "a"): "--find looks for keys",
+        ("run.pt", "built_for_steps:build", "--step", "3", "--no-keys", "--find", "a"): "--find needs the keys",
     }.items():
         run = program("steps", *arguments)
         assert run.code == 2

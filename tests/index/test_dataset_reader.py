@@ -294,9 +294,7 @@ def test_other_shards_are_requested_once_if_samples_cannot_be_read(proxy: FaultP
         assert asked_for(2) == count
 
 
-def test_samples_are_read_from_copies_of_their_shards(
-    proxy: FaultProxy, shards: tuple[str, Path], tmp_path: Path
-) -> None:
+def test_samples_are_read_from_copies_of_shards(proxy: FaultProxy, shards: tuple[str, Path], tmp_path: Path) -> None:
     for order in ("sequential", "window", "global"):
         samples = dataset(proxy.port, shards, {"cache_dir": tmp_path}, order=order)
         found = list(samples)

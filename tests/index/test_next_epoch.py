@@ -90,9 +90,7 @@ def test_the_first_window_of_the_next_epoch_waits_for_no_request(
 
 
 @pytest.mark.parametrize("shards", [WINDOW, WINDOW + 1, 2 * WINDOW])
-def test_no_shard_is_downloaded_twice_for_an_epoch(
-    proxy: FaultProxy, folder: Path, tmp_path: Path, shards: int
-) -> None:
+def test_no_shard_is_downloaded_twice_in_an_epoch(proxy: FaultProxy, folder: Path, tmp_path: Path, shards: int) -> None:
     """The first shards of the next epoch evict nothing in use, and are not evicted themselves."""
     loader = loader_of(samples_of(proxy, folder, tmp_path / "copies", shards), "DataLoader2")
     epochs = [keys_of(loader) for _ in range(4)]

@@ -363,9 +363,7 @@ def test_a_copy_is_complete_or_absent(
 
 @leaves_nothing
 @pytest.mark.parametrize("zone", ["UTC", "JST-9"])
-def test_a_date_without_a_time_zone_is_one_of_utc(
-    proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, zone: str
-) -> None:
+def test_a_date_without_a_time_zone_is_in_utc(proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, zone: str) -> None:
     monkeypatch.setattr(proxy, "hides_size", True)  # so that the facts are those of the answer to GET
     monkeypatch.setenv("TZ", zone)
     time.tzset()

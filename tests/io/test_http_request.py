@@ -70,9 +70,7 @@ def test_a_secret_stays_on_its_host(site: Site) -> None:
     assert "secret" not in found.values()
 
 
-def test_headers_come_from_the_options_or_the_configuration_of_fsspec(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_headers_come_from_options_or_fsspecs_configuration(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     read(site.url("/a.tar"))
     read(site.url("/a.tar"), storage_options={"headers": {"X-Mine": "1"}})
     monkeypatch.setitem(conf, "http", {"headers": {"X-Mine": "2"}})

@@ -137,9 +137,7 @@ def test_a_file_that_changes_before_it_is_read_leaves_no_partial_shard(
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_skipped_bad_file_changes_no_other_shard(
-    files: Path, when_planned: Callable[..., None], workers: int
-) -> None:
+def test_a_skipped_file_changes_no_other_shard(files: Path, when_planned: Callable[..., None], workers: int) -> None:
     create(files, NUMBERS, maxcount=3)
     whole = contents(files)
     faults: list[Exception] = []

@@ -114,9 +114,9 @@ def test_an_incomplete_log_is_an_error() -> None:
     state = begun(stream(2))
     (log,) = Path("log").rglob("*.positions")
     run = RunSteps(stream(2), state)
-    with pytest.raises(StateError, match="A stream has a log of positions only"):
+    with pytest.raises(StateError, match="A stream has only a log of positions"):
         next(run.replay(0))
-    with pytest.raises(StateError, match="A stream has a log of positions only"):
+    with pytest.raises(StateError, match="A stream has only a log of positions"):
         run.seen()
     build_shard(run.samples(0)[0].shard, [{"__key__": "x", "txt": "t" * 5000}, {"__key__": "y", "cls": "1"}])
     with pytest.raises(StateError, match="was replaced: it has no samples at the places in the log"):

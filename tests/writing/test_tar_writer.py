@@ -202,7 +202,7 @@ def test_a_link_stays_and_its_target_is_written() -> None:
         ("s.tar", {"compress": "lz4"}, ValueError, "compress must be True, False, None or one of bz2"),
         ("s.tar", {"mtime": 8**11}, ValueError, "mtime must be a number of seconds"),
         ("s.tar", {"user": "u" * 32}, ValueError, "user must have at most 31 bytes"),
-        ("s.tar", {"encoder": 5}, TypeError, "encoder must be True, False, a dict of encoders"),
+        ("s.tar", {"encoder": 5}, TypeError, "encoder must be a bool, a dict of encoders"),
     ],
 )
 def test_wrong_targets_and_options_are_refused_before_anything_is_written(

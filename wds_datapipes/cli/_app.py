@@ -8,12 +8,11 @@ import gc
 import io
 import os
 import re
-import shutil
 import signal
 import sys
 import textwrap
 import warnings
-from argparse import Action, ArgumentParser, RawDescriptionHelpFormatter
+from argparse import Action, ArgumentParser, HelpFormatter
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, NoReturn
@@ -70,15 +69,28 @@ _available: set[str] = set()
 
 
 class WrongUse(Exception):
-    """The command line is invalid; the message explains why, and how to fix it."""
+    """The command line is invalid; the message says why and how to fix it."""
 
 
 #: Errors that are fixed by changing the command line, not the data.
 USER_ERRORS = (MissingDependencyError, SpecError, ShardOpenError, UnknownSchemeError, UnsafeInputError, WrongUse)
 
 
+class CommandHelp(HelpFormatter):
+    """Wraps the paragraphs of a description, and never breaks a word, so that examples can be copied."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n\n".join(super(CommandHelp, self)._fill_text(each, width, indent) for each in text.split("\n\n"))
+
+
 class CommandParser(ArgumentParser):
-    """Parses the arguments of a command, and raises `WrongUse` if they are invalid."""
+    """Parses the arguments of a command; raises `WrongUse` if they are invalid."""
+
+    def __init__(self, name: str, **options: Any) -> None:
+        super().__init__(name, formatter_class=CommandHelp, allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
         """Raise the error."""
@@ -86,10 +98,10 @@ class CommandParser(ArgumentParser):
 
 
 def main() -> None:
-    """Run the command named by the arguments, and exit with its code.
+    """Run the command named by the arguments and exit with its code.
 
-    Exit codes: 0 for success; 1 for faults in the data, or if the output cannot be written; 2 for a wrong command line
-    or a package that is not installed; 130 for Ctrl-C; 141 for a closed output pipe.
+    Exit codes: 0 for success; 1 for faults in the data or output that cannot be written; 2 for an invalid command line
+    or a missing package; 130 for Ctrl-C; 141 for a closed output pipe.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # Ctrl-C during the import
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -103,17 +115,17 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command, and return its exit code.
+    """Run a command and return its exit code.
 
-    Expected errors are those of this package, Ctrl-C, and those of standard output, such as a closed pipe with
-    ``| head``. All other exceptions are bugs and keep their traceback.
+    Expected errors are those of this package, Ctrl-C, and those of standard output, such as a pipe that ``| head`` has
+    closed. All other exceptions are bugs and keep their traceback.
     """
     try:
         with warnings.catch_warnings():
             warnings.showwarning = show_warning
             run_command(arguments)
         sys.stdout.flush()
-    except SystemExit as end:  # of the help, or of a command that has found faults
+    except SystemExit as end:  # of the help, or of a command that found faults
         return int(end.code or 0)
     except (WdsError, WrongUse) as error:
         message = message_of(error)
@@ -140,7 +152,7 @@ def run(arguments: Sequence[str]) -> int:
 def open_standard_streams() -> None:
     """Let standard output escape characters that its encoding lacks, and open streams that are closed at the start.
 
-    Otherwise, the next opened file would take their number, and receive the output.
+    Otherwise, the next file to be opened would get the number of such a stream and receive its output.
     """
     for descriptor in range(3):
         try:
@@ -154,7 +166,7 @@ def open_standard_streams() -> None:
 
 
 def run_command(arguments: Sequence[str]) -> None:
-    """Parse arguments, and run the command that they name."""
+    """Parse the arguments and run the command that they name."""
     words = next((count for count in (2, 1) if " ".join(arguments[:count]) in COMMANDS), 0)
     if words:
         parser, _, command = build_parser(" ".join(arguments[:words]))
@@ -174,14 +186,7 @@ def build_parser(name: str) -> tuple[CommandParser, list[Action], Callable[[dict
     """Return the parser of a command, its options, and a function that runs the command with the parsed values."""
     global _available
     command = load_command(name)
-    width = shutil.get_terminal_size().columns - 2
-    paragraphs = [textwrap.fill(each, width) for each in describe_command(command).split("\n\n")]
-    parser = CommandParser(
-        f"{PROGRAM} {name}",
-        description="\n\n".join(paragraphs),
-        formatter_class=RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = CommandParser(f"{PROGRAM} {name}", description=describe_command(command))
     actions, runner = declare_options(parser, command)
     shown = [f"{each.metavar}{'...' if each.nargs else ''}" for each in actions if not each.option_strings]
     parser.usage = f"%(prog)s [OPTIONS] {' '.join(shown)}"
@@ -197,13 +202,19 @@ def load_command(name: str) -> Callable[..., None]:
 
 
 def print_commands(first_word: str) -> None:
-    """Print the commands, or those of a group, and the first line of the help of each."""
-    sys.stdout.write(f"usage: {PROGRAM} COMMAND ...\n\nTrain from WebDataset tar shards with torchdata DataPipes.\n\n")
+    """Print the commands, or those of a group, each with the first line of its help."""
+    parser = CommandParser(
+        PROGRAM,
+        usage="%(prog)s COMMAND ...",
+        description="Train from WebDataset tar shards with torchdata DataPipes.",
+        epilog="COMMAND --help describes the options of a command, and -V prints the version.",
+        add_help=False,
+    )
+    group = parser.add_argument_group("commands")
     for name in COMMANDS:
         if name.split()[0] == first_word or not first_word:
-            summary = describe_command(load_command(name)).partition("\n")[0]
-            sys.stdout.write(f"  {name:{max(map(len, COMMANDS))}}  {summary}\n")
-    sys.stdout.write(f"\n{PROGRAM} COMMAND --help describes the options of a command; -V shows the version.\n")
+            group.add_argument(name, help=describe_command(load_command(name)).partition("\n")[0])
+    sys.stdout.write(parser.format_help())
 
 
 def print_line(text: str) -> None:

@@ -1,10 +1,10 @@
-"""Commands as functions: the signature holds the types and defaults of the options, the docstring describes them.
+"""Commands as functions: the signature has the types and defaults of the options, and the docstring describes them.
 
-A section of the docstring, such as ``Options:``, is a group of the help page. Each of its entries is the name of an
-option, perhaps a short one, a word for its value, and its help: ``--output, -o TARGET: The file or URL to write.``
-An argument has a name in capitals. A parameter ``from_`` belongs to ``--from``, as some words are not available in
-Python. A parameter whose type is a dataclass stands for its fields, which the docstrings of the class and of those that
-it inherits from describe; they may also describe parameters that only some commands have.
+A section of the docstring, such as ``Options:``, is a group of the help page. Each entry has the name of an option,
+optionally a short name, a word for the value, and the help: ``--output, -o TARGET: The file or URL to write.``
+An argument has a name in capitals. A parameter ``from_`` belongs to ``--from``, since some words are reserved in
+Python. A parameter whose type is a dataclass stands for its fields, which the docstrings of the class and its base
+classes describe; they may also describe parameters that only some commands have.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class OptionEntry(NamedTuple):
 
     @property
     def parameter(self) -> str:
-        """The name of the parameter, perhaps without an underscore at its end."""
+        """The name of the parameter, except for an underscore at its end."""
         return self.names[0].partition("/")[0].lstrip("-").replace("-", "_").lower()
 
 

@@ -1,4 +1,4 @@
-"""Options shared by several commands, and the parsing of their values."""
+"""Options shared by several commands, with parsers of their values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from wds_datapipes.io.read_limits import ReadLimits
 from wds_datapipes.samples.keys import KeyRule, first_dot, last_dot
 from wds_datapipes.shards.patterns import expand_urls
 
-#: Suffixes of a number of bytes, and their factors.
+#: Suffixes of a number of bytes with their factors.
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 #: Selects the basic decoders alone.
 BASIC = "basic"
@@ -64,14 +64,14 @@ class StoreArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class SampleArguments(StoreArguments):
-    r"""Options of commands that handle samples.
+    """Options of commands that handle samples.
 
     Options:
-        SHARDS: Paths, URLs or patterns, such as 'train-{000..099}.tar' or 's3://bucket/train-\*.tar'; - is standard
+        SHARDS: Paths, URLs or patterns, such as 'train-{000..099}.tar' or 's3://bucket/train-*.tar'; - is standard
             input.
         --num-workers NUMBER: The number of processes, by default one per CPU; 0 uses this process.
-        --json: Print the facts as JSON.
-        --key-rule: Where the key ends in a file name.
+        --json: Print the result as JSON.
+        --key-rule: The dot of a file name at which the key ends.
         --limit NAME=VALUE: A limit for reading, such as member_bytes=20GiB or expansion=none; may be repeated.
     """
 
@@ -122,7 +122,7 @@ class ReadArguments(SampleArguments):
 
 @contextmanager
 def wrong_use(prefix: str = "", *kinds: type[Exception]) -> Iterator[None]:
-    """Raise `WrongUse` in place of a ValueError or an error of these kinds, unless it is one of this package."""
+    """Raise `WrongUse` in place of a ValueError that is not of this package, or of an error of these kinds."""
     try:
         yield
     except Exception as error:

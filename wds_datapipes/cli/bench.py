@@ -28,16 +28,16 @@ def bench(
 ) -> None:
     """Measure how fast shards are read, decoded and delivered.
 
-    Prints the time of each stage in one process, and the rate of each number of workers. With --pipeline, it measures
+    Prints the time of each stage in one process and the rate for each number of workers. With --pipeline, measures
     the pipeline of your training, whose items are batches of --batch-size samples.
 
     Options:
-        --num-workers LIST: Numbers of workers, such as 0,2,4; by default up to one per CPU.
-        --decode SPEC: How images are decoded, such as rgb8 or pil; none: not at all.
-        --crop PIXELS: Random resized crops of this size.
-        --pipeline MODULE:FUNCTION: Measure your own pipeline, which this function returns for the list of shards.
-        --batch-size NUMBER: Samples in a batch.
-        --step-time SECONDS: The time of a training step, to compare with.
+        --num-workers LIST: The numbers of workers to measure, such as 0,2,4; by default, up to one per CPU.
+        --decode SPEC: How to decode images, such as rgb8 or pil; none does not decode them.
+        --crop PIXELS: Take random resized crops of this size.
+        --pipeline MODULE:FUNCTION: Measure the pipeline that this function returns for a list of shards.
+        --batch-size NUMBER: The number of samples in a batch.
+        --step-time SECONDS: The duration of a training step, to compare with.
         --seconds SECONDS: The duration of each measurement.
     """
     if not 0 < seconds < float("inf") or (step_time is not None and not 0 < step_time < float("inf")):

@@ -1,4 +1,4 @@
-"""The commands ``cat`` and ``split``: copy samples unchanged to archives, shards and commands."""
+"""The commands ``cat``, ``split``, ``shuffle`` and ``sort``, which copy samples unchanged."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class WriteArguments:
         --maxcount NUMBER: The maximum number of samples in a shard.
         --maxsize BYTES: The maximum size of a shard, such as 500MB or 2GiB.
         --compress KIND: gz, bz2, xz or zst; by default, the file name decides.
-        --index: Write an index next to each shard, like the command index.
+        --index: Write an index next to each shard, as the command index does.
         --remove-old: Remove surplus shards of an earlier, larger run.
-        --on-error: Whether to stop at bad samples, or to skip them and the rest of bad shards, and report them.
+        --on-error: Whether to stop at bad samples, or to skip and report them and the rest of bad shards.
     """
 
     maxcount: Positive = 100_000
@@ -55,7 +55,7 @@ class WriteArguments:
         return parse_bytes(self.maxsize, "--maxsize")
 
     def skip_into(self, faults: list[Exception]) -> Callable[[Exception], bool]:
-        """Return a handler of errors, which adds them to a list if ``on_error`` is ``"skip"``."""
+        """Return a handler that adds errors to a list if ``on_error`` is ``"skip"``, and raises them otherwise."""
 
         def skip(error: Exception) -> bool:
             if self.on_error == "raise":
@@ -71,7 +71,7 @@ class CopyArguments(WriteArguments, ReadArguments):
     """The options of all commands that copy samples unchanged.
 
     Writing:
-        --rekey PATTERN: A pattern for new keys with {number}, {key}, {name} and {shard}, such as '{number:08d}'.
+        --rekey PATTERN: The pattern of new keys, with {number}, {key}, {name} and {shard}, such as '{number:08d}'.
     """
 
 
@@ -85,11 +85,11 @@ def cat(
     rename: list[str] | None = None,
     rekey: str = "",
 ) -> None:
-    """Copy samples of shards, in order, to an archive, to numbered shards or to a pipe.
+    """Copy samples in order to an archive, numbered shards or a pipe.
 
     The data of fields are copied unchanged. --slice is applied first, then --select, --rename and --rekey.
     Field names become lower case, and files that belong to no sample are dropped. The output appears under its name
-    when it is complete, and may be one of the inputs.
+    when it is complete and may be one of the inputs.
 
     Selection:
         --select FIELD: Copy only matching fields, such as 'jpg;png'; may be repeated.
@@ -124,7 +124,7 @@ def split(
     part: list[str] | None = None,
     seed: int = 0,
 ) -> None:
-    """Copy samples to shards of another size, to parts of the dataset, or both.
+    """Split a dataset into shards of another size, into parts, or both.
 
     Samples are never split, and their data are copied unchanged. The part of a sample depends only on its key, so it
     does not change when samples are added or reordered. Shards appear under their names when they are complete.
@@ -205,7 +205,7 @@ def copy_samples(
     shown: bool = True,
     **taken: Any,
 ) -> list[Exception]:
-    """Copy samples of shards, and return the skipped errors.
+    """Copy samples of shards and return the skipped errors.
 
     Args:
         urls: the shards to read.
@@ -245,7 +245,7 @@ def report_copied(
     shown: bool = True,
     facts: Mapping[str, Any] | None = None,
 ) -> None:
-    """Report what was written and skipped, and fail if shards of an earlier run remain among the new ones."""
+    """Report what was written and skipped; fail if shards of an earlier run remain among the new ones."""
     shards = [info for writer in writers for info in written_by(writer)]
     report_shards(shards if shown else [], faults, as_json=options.json, facts=facts or {})
     if not any(info.samples for info in shards):
@@ -304,7 +304,7 @@ def sort(
     reverse: bool = False,
     rekey: str = "",
 ) -> None:
-    """Sort all samples of a dataset by key or by the value of a field.
+    """Sort all samples of a dataset by key or by a field.
 
     Keeps the offsets of all samples in memory, and reads each sample by its offset, so shards must be uncompressed and
     support random access. The sort is stable, text is compared by code points, and data are copied unchanged.
@@ -323,7 +323,7 @@ def sort(
 def reorder(
     shards: list[str], order: Callable[[SampleEntries], object], output: str, rekey: str, options: CopyArguments
 ) -> None:
-    """Write the samples of shards in another order, and report the result.
+    """Write the samples of shards in another order and report the result.
 
     Args:
         shards: patterns of the shards.

@@ -31,20 +31,20 @@ class CreateArguments(WriteArguments, SampleArguments):
     """The options of all ``create`` commands.
 
     Input:
-        --classes-from FILE: Number classes as in this list, which was written for another split.
+        --classes-from FILE: Number the classes as in this list, written for another split.
         --root-dir DIR: The folder for relative paths.
 
     Options:
         --output, -o TARGET: Files or URLs with %06d for the shard number; without it, one archive; 'pipe:COMMAND' or -.
         --manifest FILE: Write a manifest of all shards, with their SHA-256.
-        --resume: Keep a journal, and write only missing shards.
+        --resume: Keep a journal and write only missing shards.
         --journal FILE: The journal for shards that are not local.
         --num-workers NUMBER: The number of processes, by default one per CPU; 0 uses this process.
 
     Order and keys:
         --shuffle: Shuffle the samples.
         --seed NUMBER: The seed for --shuffle.
-        --rekey PATTERN: A pattern for new keys with {number}, {key} and {name}, such as '{number:08d}'.
+        --rekey PATTERN: The pattern of new keys, with {number}, {key} and {name}, such as '{number:08d}'.
 
     User function:
         --function, -f MODULE:FUNCTION: A function that maps a sample to a sample, None or several samples.
@@ -73,22 +73,20 @@ def create_images(
 ) -> None:
     """Create shards from a folder of images.
 
-    Each subfolder is a class, and its number is the field cls. The class names are written to classes.json next to the
-    shards. Files are copied unchanged, unless --function transforms the samples. The shards do not depend on the number
+    Each subfolder is a class, and the field cls is its number. The class names are written to classes.json next to the
+    shards. Files are copied unchanged unless --function transforms the samples. The shards do not depend on the number
     of workers.
 
     Input:
         FOLDER: A folder of images.
-        --no-classes: Folders are not classes.
+        --no-classes: The subfolders are not classes.
         --all-files: Group all files with the same key into one sample.
-        --ending EXT: The extension of samples, instead of those of images; may be repeated.
+        --ending EXT: The extension of the files, instead of those of images; may be repeated.
     """
     if no_classes and classes_from:
         raise WrongUse("--no-classes cannot be used with --classes-from")
     if (path := local_path(folder)) is None:
-        raise WrongUse(
-            f"{redact(folder)!r} is not a local folder. List files in a store in a recipe, for create recipe"
-        )
+        raise WrongUse(f"{redact(folder)!r} is not a local folder. Use create recipe for files in a store")
 
     def find(on_fault: Faults) -> Source:
         return find_images(
@@ -104,9 +102,9 @@ def create_images(
 
 
 def create_recipe(recipe: str, options: CreateArguments, root_dir: str = "") -> None:
-    """Create shards from a tarp recipe, which lists files, texts and commands.
+    """Create shards from a tarp recipe of files and commands.
 
-    Each line has a name in the archive and a path, URL, text:STRING or pipe:COMMAND. Consecutive lines with the same
+    Each line has the name in the archive and a path, URL, text:STRING or pipe:COMMAND. Consecutive lines with the same
     key form a sample. Relative paths start from the current folder, or from --root-dir.
 
     Input:
@@ -116,18 +114,14 @@ def create_recipe(recipe: str, options: CreateArguments, root_dir: str = "") -> 
 
 
 def create_from(open_source: Callable[[Faults], Source], options: CreateArguments) -> None:
-    """Write shards of a source, given a function that opens it, and print what was written."""
+    """Write the samples of a source to shards, and print what was written."""
     output = options.output
     if output == "-" and (options.json or sys.stdout.isatty()):
-        raise WrongUse(
-            "The archive cannot go to a terminal, or to standard output together with --json. Name a file with --output"
-        )
+        raise WrongUse("An archive cannot go to a terminal or share standard output with --json. Use --output FILE")
     if not options.function and options.decode is not None:
         raise WrongUse("--decode requires --function. Without it, files are copied unchanged")
-    function_options: dict[str, Any] = {}
-    if options.function:
-        decode = parse_decoders(options.decode)
-        function_options = {"function": load_function(options.function), "decode": decode}
+    function = load_function(options.function) if options.function else None
+    decode = parse_decoders(options.decode)
     faults: list[Exception] = []
     skip = options.skip_into(faults)
     with wrong_use():
@@ -138,7 +132,8 @@ def create_from(open_source: Callable[[Faults], Source], options: CreateArgument
             output,
             maxcount=options.maxcount,
             maxsize=options.max_bytes,
-            **function_options,
+            function=function,
+            decode=decode,
             rekey=options.rekey,
             seed=options.seed if options.shuffle else None,
             key_rule=options.rule,

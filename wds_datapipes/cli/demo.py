@@ -21,10 +21,10 @@ SCRIPT = Path(__file__).with_name("demo_script.txt").read_text(encoding="utf-8")
 
 
 def demo(output_dir: Path = Path("wds-datapipes-demo")) -> None:
-    """Train a small network from tar shards, within half a minute.
+    """Train a small network from tar shards within half a minute.
 
-    Writes 2,728 patches of the two photographs in scikit-learn (nothing is downloaded) as shards, and a script that
-    trains on random crops of them, through DataLoader2 with two worker processes. Then runs the script, which you can
+    Writes 2,728 patches of the two photographs in scikit-learn (nothing is downloaded) to shards, and a script that
+    trains on random crops of them with DataLoader2 and two worker processes. Then runs the script, which you can
     modify.
 
     Options:

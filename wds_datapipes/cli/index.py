@@ -29,10 +29,10 @@ def index(
     digest: bool = False,
     num_workers: Natural | None = None,
 ) -> None:
-    """Write an index next to each shard whose index is missing or stale.
+    """Write an index next to each shard that lacks a valid one.
 
-    With --to dali, write DALI's indexes instead (shard.idx), and replace existing ones. With --to wids, also write one
-    JSON file. The command stops at the first faulty shard, and keeps the indexes written before.
+    With --to dali, write DALI's indexes instead (shard.idx) and replace existing ones. With --to wids, also write one
+    JSON file. The command stops at the first faulty shard and keeps the indexes written before.
 
     Options:
         --to: The program that reads the indexes; wds means this one.
@@ -40,25 +40,21 @@ def index(
         --manifest FILE: Also write a manifest of all shards.
         --append: Add new shards to the end of an existing manifest, so that a run can resume with them.
         --index-dir DIR: The folder for indexes, if not next to their shards.
-        --rebuild: Rebuild valid indexes, too.
-        --digest: Include the SHA-256 of each shard, which reads all of it.
+        --rebuild: Rebuild valid indexes too.
+        --digest: Include the SHA-256 of each shard, for which all of it is read.
     """
     is_own = to != "dali"
     if (to == "wids") is (output is None):
-        raise WrongUse(
-            "--output is required with --to wids, which writes one file for all shards, and cannot be used otherwise"
-        )
+        raise WrongUse("--output names the file of --to wids, so each requires the other")
     own: dict[str, Any] = {"--manifest": manifest, "--index-dir": index_dir, "--rebuild": rebuild, "--digest": digest}
     own |= {"--limit": options.limit, "--key-rule": options.key_rule != "first-dot"}
     if not is_own and (given := [name for name, value in own.items() if value]):
         raise WrongUse(f"{given[0]} cannot be used with --to {to}")
     if append and manifest is None:
-        raise WrongUse("--append adds shards to the --manifest, which is missing")
+        raise WrongUse("--append requires --manifest, to which it adds shards")
     urls = options.list_shards(shards)
     if any(url == "-" or url.startswith("pipe:") for url in urls) and index_dir is None:
-        raise WrongUse(
-            "An index cannot be written next to standard input or a command. Write the shard to a file first"
-        )
+        raise WrongUse("Standard input and commands have no place for an index. Write the shard to a file first")
     indexing = IndexOptions(digest=digest, key_rule=options.rule, end_marker=options.end_marker, limits=options.limits)
     held, store = 0, options.store
     with wrong_use():

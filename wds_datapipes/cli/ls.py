@@ -25,10 +25,11 @@ from wds_datapipes.prepare.stats import DatasetStats, Sizes, dataset_stats
 
 
 def ls(shards: list[str], options: ReadArguments, count: Positive | None = None) -> None:
-    """List the samples of shards: the key, the total size, and each field with its size in bytes.
+    """List the samples of shards with the sizes of their fields.
 
-    Only headers are read if the shard supports range requests. For a truncated shard, the samples before the end are
-    listed, followed by the error, and the exit code is 1.
+    Each line has the key, the total size, and each field with its size in bytes. Only headers are read if the shard
+    supports range requests. For a truncated shard, the samples before the end are listed, then the error, and the exit
+    code is 1.
 
     Options:
         --count, -n NUMBER: List at most this many samples of each shard.
@@ -65,7 +66,7 @@ def print_samples(samples: list[IndexedSample]) -> None:
 
 
 def stats(shards: list[str], options: ReadArguments, num_workers: Natural | None = None) -> None:
-    """Count samples and fields, and summarize their sizes.
+    """Count samples and fields and summarize their sizes.
 
     Only headers are read if shards support range requests. Errors are reported at the end, with exit code 1, or 2 if a
     shard does not exist.
@@ -89,7 +90,7 @@ def facts_of(found: DatasetStats) -> dict[str, Any]:
 
 
 def print_stats(found: DatasetStats, shards: int) -> None:
-    """Print the totals, and a table of sizes."""
+    """Print the totals and a table of sizes."""
     per_shard = found.samples_per_shard
     size = size_of_shards(found.shards.total, shards, shards - found.shards.number)
     sys.stdout.write(

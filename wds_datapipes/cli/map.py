@@ -1,4 +1,4 @@
-"""The command ``map``: apply a function or a shell command to each sample of many shards."""
+"""The command ``map``: apply a function or a shell command to all samples of many shards."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def map(  # noqa: A001  the name of the command
     num_workers: Natural | None = None,
     shard_retries: Natural = 2,
 ) -> None:
-    """Apply a function or a shell command to all samples of many shards in parallel.
+    """Apply a function or shell command to all samples in parallel.
 
     Each shard gives one output shard, which appears when it is complete. After an error, Ctrl-C or kill -9, the same
-    command converts only the missing shards. Failed shards are reported at the end, with exit code 1; the others are
+    command converts only the missing shards. Failed shards are reported at the end, with exit code 1; all others are
     finished.
 
     A function gets the fields as bytes, or decoded with --decode. Its result is encoded by the names of its fields;
     None drops the sample. A command runs in a folder with the fields as files, sample.jpg and so on; the files sample.*
-    after it ends are the new sample.
+    that it leaves are the new sample.
 
     Function or command:
         --function, -f MODULE:FUNCTION: A function that maps a sample to a sample, None or several samples.
@@ -53,11 +53,11 @@ def map(  # noqa: A001  the name of the command
         --multi-command, -m COMMAND: As --command, but writes several samples: sample-000000.jpg, sample-000001.jpg and
             so on.
         --command-timeout SECONDS: The time limit of a command for each sample.
-        --on-error: Whether a sample that fails is a failure of its shard, or is skipped and reported.
+        --on-error: Whether a failing sample fails its shard, or is skipped and reported.
 
     Output:
-        --output, -o TARGET: A folder with a slash at the end, or a pattern with {name} or %06d; each shard gives one
-            shard.
+        --output, -o TARGET: A folder with a slash at the end, or a pattern with {name} or %06d; there is one output
+            shard for each shard.
         --if-changed: How to handle finished shards made with other input or options.
         --compress KIND: gz, bz2, xz or zst; by default, the file name decides.
         --index: Write an index next to each shard.
@@ -81,9 +81,6 @@ def map(  # noqa: A001  the name of the command
         errors.append(error)
         return True
 
-    def take(shard: ConvertedShard) -> None:
-        results[shard.source] = shard
-
     with ExitStack() as opened:
         opened.enter_context(log_to_stderr())
         if isinstance(work, SampleCommand):
@@ -100,7 +97,7 @@ def map(  # noqa: A001  the name of the command
                     retries=shard_retries,
                     if_changed=if_changed,
                     num_workers=num_workers,
-                    on_result=take,
+                    on_result=lambda shard: results.update({shard.source: shard}),
                     journal=journal,
                     remove_old=remove_old,
                     compress=compress,  # type: ignore[arg-type]  # the writer checks it

@@ -44,17 +44,17 @@ class RunArguments(RunShape):
         --num-workers NUMBER: The number of workers of each rank.
         --global-batch-size NUMBER: The number of samples in a batch of all ranks together.
         --epochs NUMBER: The number of epochs.
-        --steps-per-s NUMBER: How many batches are consumed in a second.
+        --steps-per-s NUMBER: The number of steps per second.
         --seed NUMBER: The seed of the run.
 
     Order:
         --order: The order of the samples.
         --lanes NUMBER: The number of lanes.
-        --window-shards NUMBER: How many shards are shuffled together.
+        --window-shards NUMBER: The number of shards shuffled together.
         --remainder: What to do with the samples after the last whole batch.
-        --open-shards NUMBER: The most shards that a process keeps open.
-        --read-ahead BYTES: How many bytes of samples a process holds, such as 128MB.
-        --cache-bytes BYTES: The space for copies on each host, such as 4TB; by default, there is no cache.
+        --open-shards NUMBER: The maximum number of shards that a process keeps open.
+        --read-ahead BYTES: The size of the samples that a process reads ahead, such as 128MB.
+        --cache-bytes BYTES: The space for copies on each host, such as 4TB; without it, there is no cache.
     """
 
     read_ahead: Annotated[int, bytes_of] = READ_AHEAD_BYTES
@@ -70,19 +70,20 @@ def plan(
     price: float = 0.4,
     json: bool = False,
 ) -> None:
-    """Print what each host of a run reads and holds, and which arguments to change.
+    """Print what each host of a run reads and holds.
 
-    Runs the code that orders the samples of IndexedSamples for the first host of the run, and reads the manifest only.
+    Also warns which arguments to change. Orders the samples of the first host as IndexedSamples does, and reads only
+    the manifest.
 
     Options:
-        MANIFEST: The manifest of the dataset, as `index --manifest` writes it.
-        --compare NAME=VALUES: Print a table of plans, such as lanes=1,64,512; may be repeated, for all combinations.
+        MANIFEST: The manifest of the dataset, written by `index --manifest`.
+        --compare NAME=VALUES: Compare plans in a table, such as lanes=1,64,512; may be repeated, for all combinations.
         --plot FILE: Draw the figures of --compare, as PNG, SVG or PDF; needs the extra "plot".
         --price DOLLARS: The price of a million requests to the store.
         --json: Print the facts as JSON.
     """
     if plot and not compare:
-        raise WrongUse("--plot draws the plans that --compare makes, which is missing")
+        raise WrongUse("--plot requires --compare, whose plans it draws")
     dataset = read_manifest(manifest, storage_options=stores.store)
     shapes = list(variants(options, compare or ()))
     with wrong_use():
@@ -102,7 +103,7 @@ def plan(
 
 
 def variants(shape: RunShape, compare: Sequence[str]) -> list[tuple[RunShape, dict[str, str]]]:
-    """Return the shapes to compare, and the values in which they differ."""
+    """Return the shapes to compare and the values in which they differ."""
     rule = f"--compare must be NAME=VALUES with one of the names {', '.join(COMPARED)}, each once"
     pairs = parse_pairs(
         [each.replace("-", "_", each.partition("=")[0].count("-")) for each in compare], "|".join(COMPARED), rule

@@ -22,7 +22,7 @@ from wds_datapipes.prepare.preview import Preview, escape_text, preview_field, s
 from wds_datapipes.prepare.shard_contents import ScanOptions, ShardFault
 from wds_datapipes.types import Sample
 
-#: What browsers allow the page: no scripts, and nothing from elsewhere.
+#: What browsers allow the page to do: no scripts, nothing from elsewhere.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'"
 #: The longest line of a field with its text beside it.
 WIDTH = 80
@@ -37,9 +37,9 @@ def show(
     count: Positive = 60,
     seed: int = 0,
 ) -> None:
-    """Show the fields of a sample, their sizes and contents.
+    """Show the fields of a sample with their sizes and contents.
 
-    With --html, write a contact sheet of random samples from all shards, which are read to the end.
+    With --html, writes a contact sheet of random samples, for which all shards are read to the end.
     Code in the shards is never run: pickles are not decoded.
 
     One sample:
@@ -100,7 +100,7 @@ def read_all(
 
 
 def draw_samples(samples: Iterable[Sample], count: int, seed: int) -> tuple[list[Sample], list[int]]:
-    """Draw samples uniformly, without replacement, in their order; return them, and the sizes of all.
+    """Draw samples uniformly without replacement; return them in order, with the sizes of all samples.
 
     >>> draw_samples(({"__key__": f"{number}", "txt": b"x"} for number in range(9)), 2, seed=0)
     ([{'__key__': '2', 'txt': b'x'}, {'__key__': '4', 'txt': b'x'}], [1, 1, 1, 1, 1, 1, 1, 1, 1])
@@ -117,7 +117,7 @@ def draw_samples(samples: Iterable[Sample], count: int, seed: int) -> tuple[list
 
 
 def sheet_as_html(samples: Sequence[Sample], title: str, facts: Mapping[str, str]) -> str:
-    """Return a self-contained page of some samples, whose contents are never run, and cannot break the page.
+    """Return a self-contained page of samples, whose contents can neither run code nor break the page.
 
     Args:
         samples: the samples.
@@ -136,7 +136,7 @@ def sheet_as_html(samples: Sequence[Sample], title: str, facts: Mapping[str, str
 
 
 def find_sample(urls: list[str], key: str | None, number: int, options: ReadArguments) -> tuple[Sample, int]:
-    """Read shards up to a sample, and return it with its position."""
+    """Read shards up to a sample and return it with its position."""
     at, scan = -1, ScanOptions(**options.reading)
     for at, sample in enumerate(scan.read_samples(urls, on_duplicate="first", on_repeated_key="ignore")):
         if (key is None and at == number) or (key is not None and sample["__key__"] == key):
@@ -161,7 +161,7 @@ def facts_of(sample: Sample, position: int, fields: Sequence[Preview]) -> dict[s
 
 
 def print_sample(sample: Sample, position: int, fields: Sequence[Preview]) -> None:
-    """Print a line for each field, and its content next to it or below."""
+    """Print a line for each field, with its content next to it or below."""
     size = human_bytes(sum(field.size for field in fields))
     shard, key = printable(redact(sample["__url__"])), printable(sample["__key__"])
     sys.stdout.write(f"{shard}: sample {position:,}, {key}, {size}\n")

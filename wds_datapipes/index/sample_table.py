@@ -283,9 +283,7 @@ class Selection:
         if isinstance(select, slice):
             self._numbers = range(*select.indices(count))
             if self._numbers.step < 0:
-                raise ValueError(
-                    f"select must run forwards, and {select} runs backwards. The order is chosen by order="
-                )
+                raise ValueError(f"select must run forwards, but {select} runs backwards. Choose the order with order=")
         elif callable(select) and read_index is not None:
             parts = [
                 numbers_of(select(read_index(shard)), size, f" in shard {shard}")

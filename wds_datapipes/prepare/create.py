@@ -169,9 +169,7 @@ def create_shards(
                 on_measured=lambda samples, size: meter.add(samples=samples, size=size),
             )
         if not plan.order:
-            raise EmptySourceError(
-                f"There are no samples to write to {text!r}: the source has none that can be written"
-            )
+            raise EmptySourceError(f"The source has no samples to write to {text!r}, or none that can be written")
         outputs = [text if is_one else text % number for number in range(len(plan.ends))]
         samples = PlannedSamples(plan, decode, writing)
         producer = ShardProducer(samples.read, samples.version, function, False, policy.always_raises, writing)

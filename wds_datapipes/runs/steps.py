@@ -86,9 +86,7 @@ class RunSteps:
             self._rows = LoggedSteps(pipeline, saved.first).rows
             return
         if others:
-            raise ValueError(
-                f"{call_of(others[0])} holds samples back, so it depends on its draws which ones a step has"
-            )
+            raise ValueError(f"{call_of(others[0])} holds samples back, so its draws decide which samples a step has")
         if (uneven := first_uneven_stage(upstream(pipeline))) is not None:
             warn_user(
                 f"If {call_of(uneven)} drops samples, the next samples of its worker come at an earlier step than this "
@@ -197,9 +195,7 @@ class RunSteps:
 
     def _check_order(self) -> None:
         if self._source is None:
-            raise StateError(
-                "A stream has a log of positions only. IndexedSamples knows the provenance, and replays steps"
-            )
+            raise StateError("A stream has only a log of positions. Provenance and replay require IndexedSamples")
 
     def _batch(self, step: int) -> tuple[IndexedShards, LaneOrder, list[Numbers]]:
         """Return the dataset at a step, with its exclusions, the order of the epoch, and each rank's positions."""

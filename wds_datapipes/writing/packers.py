@@ -93,9 +93,7 @@ class TarSamplePacker:
         elif callable(encoder):
             self._encode = encoder
         elif encoder:
-            raise TypeError(
-                f"encoder must be True, False, a dict of encoders by extension, or a function, not {encoder!r}"
-            )
+            raise TypeError(f"encoder must be a bool, a dict of encoders by extension, or a function, not {encoder!r}")
         self._keep_meta = keep_meta
         self._rule = key_rule
         #: Maps checked fields to the suffix of their member names, or to b"" if their bytes need processing.
