@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -115,17 +113,3 @@ def test_a_budget_of_a_share(pattern: str, rate: float, after: int) -> None:
     else:
         assert count == pattern[:expected].count("x") - 1
         assert f"skipped {count + 1} of {expected} items" in text
-
-
-@pytest.mark.parametrize(
-    ("limits", "text"),
-    [
-        ({}, "needs max_errors, max_rate, max_consecutive or quarantine"),
-        ({"max_consecutive": 1.5}, "max_consecutive must be an integer, not 1.5"),
-        ({"max_rate": 1.5}, "max_rate must be a fraction from 0 to 1, such as 0.01, not 1.5"),
-        ({"max_rate": 0.1, "after": -1}, "after must be at least 0, not -1"),
-    ],
-)
-def test_an_invalid_budget_is_refused(limits: dict[str, Any], text: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=text):
-        ErrorBudget(**limits)

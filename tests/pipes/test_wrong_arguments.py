@@ -1,12 +1,15 @@
-"""Invalid arguments are refused when a stage is built, and the message says which are valid."""
+"""Invalid arguments of stages, classes and functions are refused at once, and the message says which are valid."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
+
+import wds_datapipes
 
 
 @pytest.mark.parametrize(
@@ -32,9 +35,19 @@ from torch.utils.data.datapipes.iter import IterableWrapper
         ("shuffle_samples", ("100",), {}, "buffer_size must be an integer, not '100'"),
         ("wds_encode", (), {"pts": {"quality": 9}}, r"options are for images.*not for 'pts'"),
         ("write_wds_shards", ("train.tar",), {}, "one placeholder for the number, as in .*, not 'train.tar'"),
-        ("write_wds_shards", ("a-%d.tar",), {"count": 5}, "keyword argument 'count'"),
+        ("write_wds_shards", ("a-%d.tar",), {"compres": "gz"}, "keyword argument 'compres'"),
+        ("write_wds_shards", ("a-%d.tar",), {"share": None}, "keyword argument 'share'"),
         ("wds_encode", (), {"jpg": 95}, r"function of a value, or a dict of options.*not 95"),
         ("wds_encode", (), {"on_error": "stop"}, r"on_error must be \"raise\""),
+        (
+            "wds_decode",
+            ("rgb9",),
+            {},
+            r"no decoder 'rgb9'\. Did you mean 'rgb'\? Choose an image spec \(l l8 .* torch_video",
+        ),
+        ("wds_decode", (3,), {}, "a decoder must be a name or a function"),
+        ("wds_decode", (), {"txt": "rgb"}, "a function of bytes, not 'rgb'"),
+        ("wds_decode", (), {"on_error": "ignore"}, "on_error must be"),
         ("wds_decode", (), {"handler": print}, r"webdataset's handler= is called on_error= here; keywords are ext"),
         ("map_dict", (), {"handler": print, "txt": str}, r"handler= is called on_error= here; keywords are fields"),
         ("rename", (), {"handler": print, "a": "b"}, r"handler= is called on_error= here; keywords are new names"),
@@ -97,3 +110,68 @@ def test_wrong_arguments(stage: str, arguments: tuple[Any, ...], options: dict[s
     source: IterDataPipe[Any] = IterableWrapper([])
     with pytest.raises((TypeError, ValueError), match=message):
         getattr(source, stage)(*arguments, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "options", "error", "message"),
+    [
+        ("MockSamples", ("a", 2.0), {}, TypeError, r"length must be an integer, not 2\.0"),
+        ("DirectoryShards", ("nowhere",), {}, ValueError, "needs a directory, but there is none at 'nowhere'"),
+        ("DirectoryShards", (".",), {"pattern": "a/*.tar"}, ValueError, r"a pattern of file names.* not 'a/\*\.tar'"),
+        ("DirectoryShards", (".",), {"select": "newest"}, ValueError, 'select must be "oldest" or "random", not'),
+        ("DirectoryShards", (".",), {"after": "unlink"}, ValueError, 'after must be "keep", "delete" or "return", not'),
+        ("DirectoryShards", (".",), {"poll_s": 0}, ValueError, "poll_s must be a positive number of seconds, not 0"),
+        ("DirectoryShards", (".",), {"timeout_s": -1}, ValueError, "a non-negative number of seconds or None, not -1"),
+        ("ErrorBudget", (), {}, ValueError, "needs max_errors, max_rate, max_consecutive or quarantine"),
+        ("ErrorBudget", (), {"max_consecutive": 1.5}, TypeError, "max_consecutive must be an integer, not 1.5"),
+        ("ErrorBudget", (), {"max_rate": 1.5}, ValueError, "max_rate must be a fraction from 0 to 1, .* not 1.5"),
+        ("ErrorBudget", (), {"max_rate": 0.1, "after": -1}, ValueError, "after must be at least 0, not -1"),
+        ("RandomResizedCrop", (0,), {}, ValueError, "size must be at least 1 pixel"),
+        ("RandomResizedCrop", (5,), {"scale": (0.5, 0.1)}, ValueError, "scale must be two fractions"),
+        ("RandomResizedCrop", (5,), {"ratio": (0, 1)}, ValueError, "ratio must be two ratios"),
+        ("RandomResizedCrop", (5,), {"flip_probability": 2}, ValueError, "flip_probability must be from 0 to 1"),
+        ("CenterCrop", (5,), {"interpolation": "nearest"}, ValueError, "interpolation must be"),
+        ("CenterCrop", (224,), {"resize": 200}, ValueError, "at least the size of the crop, 224 pixels, not 200"),
+        ("ImageDecoder", ("rgb8",), {"crop": 224}, TypeError, "crop must be a RandomResizedCrop"),
+        ("ImageDecoder", ("RGB",), {}, ValueError, "'RGB' is not an image spec"),
+        ("ImageDecoder", ("rgb",), {"min_size": 0}, ValueError, "at least 1"),
+        ("handle_extension", ("", len), {}, ValueError, "extensions must be"),
+        ("handle_extension", (["."], len), {}, ValueError, "extensions must be"),
+        ("handle_extension", ("json.gz", len), {}, ValueError, "decompressed first"),
+        ("handle_extension", ("jpg", "rgb"), {}, TypeError, "function of bytes"),
+        ("ShardWriter", ("s.tar",), {}, ValueError, "one placeholder .*, as in 'train-%06d.tar', not 's.tar'"),
+        ("ShardWriter", ("100%-%d.tar",), {}, ValueError, "Double other percent signs"),
+        ("ShardWriter", ("s-%d.tar",), {"maxcount": 0}, ValueError, "maxcount must be at least 1 sample, not 0"),
+        ("ShardWriter", ("s-%d.tar",), {"maxsize": -1}, ValueError, "maxsize must be a positive number .*, not -1"),
+        ("StatefulShards", ([1, 2],), {}, TypeError, "requires a pipeline"),
+        ("StatefulShards", (wds_datapipes.ShardList("a.tar"),), {"seed": "7"}, TypeError, "seed must be an integer"),
+        ("StatefulShards", (wds_datapipes.ShardList("a.tar"),), {"seed": -1}, ValueError, "at most 64 bits"),
+        ("convert_shards", (dict, ["a/0.tar"], "out/"), {"compres": "gz"}, TypeError, "argument 'compres'"),
+        ("convert_shards", (dict, ["a/0.tar"], "out/"), {"compress": "rar"}, ValueError, "rar"),
+        ("convert_shards", (dict, ["a/0.tar"], "out/"), {"retries": -1}, ValueError, "must be at least 0, not -1"),
+        ("convert_shards", (dict, ["a/0.tar"], "out/"), {"num_workers": -1}, ValueError, "with an executor, not -1"),
+        ("convert_shards", (dict, ["a/0.tar"], "out/"), {"if_changed": "ask"}, ValueError, '"raise", "redo" or "keep"'),
+        ("convert_shards", (dict, ["a/0.tar"], "out/"), {"on_error": "ignore"}, ValueError, "on_error must be"),
+        ("convert_shards", ("odd", ["a/0.tar"], "out/"), {}, TypeError, "takes a function of a sample, not 'odd'"),
+        ("convert_shards", (dict, ["a/0.tar", "b/0.tar"], "out/"), {}, ValueError, r"'out/0\.tar'\. Number them"),
+        ("convert_shards", (dict, ["a/0.tar", "a/0.tar.gz"], "out/{name}.tar"), {}, ValueError, r"to 'out/0\.tar'"),
+        ("convert_shards", (dict, ["a/0.tar", "a/1.tar"], "a/"), {}, ValueError, r"'a/0\.tar' would be overwritten"),
+        (
+            "convert_shards",
+            (dict, ["%06d.tar", "000001.tar"], "./b/../%06d.tar"),
+            {},
+            ValueError,
+            r"001\.tar' would be",
+        ),
+        ("convert_shards", (dict, ["pipe:cat a/0.tar"], "out/"), {}, ValueError, "no file name to use for its output"),
+        ("convert_shards", (dict, ["a/0.tar"], "out.tar"), {}, ValueError, "must have exactly one placeholder"),
+        ("convert_shards", (dict, ["a/0.tar"], "memory://out/"), {}, ValueError, "Choose a local file for it"),
+    ],
+)
+@pytest.mark.usefixtures("folder")
+def test_wrong_arguments_of_classes_and_functions(
+    name: str, arguments: tuple[Any, ...], options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        getattr(wds_datapipes, name)(*arguments, **options)
+    assert os.listdir() == []

@@ -117,24 +117,6 @@ def test_a_shard_without_samples_is_written_too(shards: list[str]) -> None:
     assert new(convert_shards(lambda sample: sample if sample["__key__"][0] == "3" else None, shards, "out/")) == []
 
 
-@pytest.mark.parametrize(
-    ("inputs", "output", "text"),
-    [
-        (["a/0.tar", "b/0.tar"], "out/", r"Several shards would be written to 'out/0\.tar'\. Number them"),
-        (["a/0.tar", "a/0.tar.gz"], "out/{name}.tar", r"Several shards would be written to 'out/0\.tar'"),
-        (["a/0.tar", "a/1.tar"], "a/", r"The shard 'a/0\.tar' would be overwritten"),
-        (["a/%06d.tar", "a/000001.tar"], "./b/../a/%06d.tar", r"The shard 'a/000001\.tar' would be overwritten"),
-        (["pipe:cat a/0.tar"], "out/", r"has no file name to use for its output\. Number them"),
-        (["a/0.tar"], "out.tar", r"A pattern for shards must have exactly one placeholder"),
-        (["a/0.tar"], "memory://out/", r"Choose a local file for it"),
-    ],
-)
-def test_unusable_names_are_refused(inputs: list[str], output: str, text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        convert_shards(same, inputs, output)
-    assert os.listdir() == []
-
-
 # A second call
 
 
@@ -478,26 +460,3 @@ def test_pending_tasks_are_cancelled(shards: list[str]) -> None:
             convert_shards(wait, shards, "out/", executor=executor, on_result=refuse)
         gate.set()
     assert sorted(written()) == ["0.tar", "1.tar"]
-
-
-# Arguments
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "text"),
-    [
-        ({"compres": "gz"}, TypeError, "argument 'compres'"),
-        ({"compress": "rar"}, ValueError, "rar"),
-        ({"retries": -1}, ValueError, "retries must be at least 0, not -1"),
-        ({"num_workers": -1}, ValueError, "with an executor, not -1"),
-        ({"if_changed": "ask"}, ValueError, '"raise", "redo" or "keep", not \'ask\''),
-        ({"on_error": "ignore"}, ValueError, "on_error must be"),
-        ({"function": "odd"}, TypeError, "takes a function of a sample, not 'odd'"),
-    ],
-)
-def test_wrong_arguments_are_refused_before_anything_is_written(
-    shards: list[str], arguments: dict[str, Any], error: type[Exception], text: str
-) -> None:
-    with pytest.raises(error, match=text):
-        convert_shards(**{"function": odd, "shards": shards, "output": "out/", **arguments})
-    assert not os.path.exists("out")

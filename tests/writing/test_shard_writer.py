@@ -446,21 +446,6 @@ def test_an_unwritable_journal_is_reported() -> None:
         ShardWriter("s-%d.tar", resume="none/s.journal")
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"pattern": "s.tar"}, "one placeholder for the number, as in 'train-%06d.tar', not 's.tar'"),
-        ({"pattern": "100%-%d.tar"}, "Double other percent signs"),
-        ({"maxcount": 0}, "maxcount must be at least 1 sample, not 0"),
-        ({"maxsize": -1}, "maxsize must be a positive number of bytes, not -1"),
-    ],
-)
-def test_wrong_arguments_are_refused(options: dict[str, Any], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        ShardWriter(**{"pattern": "s-%d.tar", **options})
-    assert files() == []
-
-
 def write_and_wait(is_past: Any) -> None:
     """Write shards, and wait past the first shards of another process."""
     writer = ShardWriter("s-%03d.tar", maxcount=1, verbose=False)

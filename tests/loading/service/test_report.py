@@ -426,12 +426,6 @@ def test_a_function_does_not_keep_a_loader_alive() -> None:
     await_end_of_reports()
 
 
-@pytest.mark.parametrize(("name", "value"), [("on_report", 1), ("report_every_s", 0), ("report_every_s", None)])
-def test_arguments_of_reports_are_checked(name: str, value: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match=f"{name} must be"):
-        ShardReadingService(1, **{name: value})
-
-
 # stragglers
 
 

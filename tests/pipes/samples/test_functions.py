@@ -67,9 +67,7 @@ def test_changes_of_a_mock_sample_affect_no_other_one() -> None:
     assert len(source) == len(source.sharding_filter()) == 3
 
 
-def test_wrong_lengths_and_functions_of_mock_samples_are_errors() -> None:
-    with pytest.raises(TypeError, match=r"length must be an integer, not 2\.0"):
-        MockSamples("a", 2.0)  # type: ignore[arg-type]  # that is what is tested
+def test_an_error_of_the_function_of_mock_samples_names_the_sample() -> None:
     with pytest.raises(ZeroDivisionError) as caught:
         list(MockSamples(lambda number: 1 // (number - 2), 5))
     assert getattr(caught.value, "__notes__", []) == ["MockSamples called its function for sample 2"]
@@ -89,5 +87,3 @@ def test_decoding_passes_every_option_on() -> None:
     assert list(stage) == [{"cls": 1, "pkl": 1, "txt": 3}]
     with pytest.raises(UnsafeInputError, match="allow_pickle=True"):
         list(samples.wds_decode(on_error="skip"))
-    with pytest.raises(ValueError, match="on_error must be"):
-        samples.wds_decode(on_error="ignore")

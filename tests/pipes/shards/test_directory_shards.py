@@ -21,7 +21,7 @@ from torch.utils.data.graph_settings import apply_sharding
 from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import DirectoryShards, ShardReadingService
-from wds_datapipes.errors import ShardOpenError, SpecError, TruncatedShardError
+from wds_datapipes.errors import ShardOpenError, TruncatedShardError
 from wds_datapipes.shards import directory_queue
 from wds_datapipes.shards.directory_queue import NAME_START
 from wds_datapipes.testing import build_shard
@@ -322,20 +322,3 @@ def test_a_directory_without_room_for_claims_is_an_error() -> None:
     Path("inbox/.claims").touch()
     with pytest.raises(ShardOpenError, match="claimed in the directory 'inbox': File exists"):
         list(take())
-
-
-@leaves_nothing
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"path": "nowhere"}, "needs a directory, but there is none at 'nowhere'"),
-        ({"pattern": "a/*.tar"}, r"pattern must be a pattern of file names.* not 'a/\*\.tar'"),
-        ({"select": "newest"}, 'select must be "oldest" or "random", not'),
-        ({"after": "unlink"}, 'after must be "keep", "delete" or "return", not'),
-        ({"poll_s": 0}, "poll_s must be a positive number of seconds, not 0"),
-        ({"timeout_s": -1}, "timeout_s must be a non-negative number of seconds or None, not -1"),
-    ],
-)
-def test_wrong_arguments(options: dict[str, Any], message: str) -> None:
-    with pytest.raises((SpecError, ValueError), match=message):
-        DirectoryShards(**{"path": "inbox", **options})

@@ -18,7 +18,7 @@ from torchdata.dataloader2 import DataLoader2
 from wds_datapipes import ShardList, ShardReadingService, ShardWriter
 from wds_datapipes.errors import EncodeError, StateError
 from wds_datapipes.testing import build_shard
-from wds_datapipes.writing import ShardInfo, WriterShare
+from wds_datapipes.writing import ShardInfo
 
 SHARDS = 6
 KEYS = [f"{shard}{number}" for shard in range(SHARDS) for number in range(7)]
@@ -171,9 +171,3 @@ def test_resuming_with_a_different_number_of_ranks_is_an_error() -> None:
         text = rf"'2 workers on each of 2 ranks', not '{workers} workers on each of {ranks} ranks'"
         with pytest.raises(StateError, match=text):
             written_by(ranks, workers)
-
-
-@pytest.mark.parametrize("options", [{"share": WriterShare()}, {"compres": "gz"}])
-def test_unknown_options_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(TypeError, match=f"keyword argument '{next(iter(options))}'"):
-        samples().write_wds_shards("out-%d.tar", **options)
