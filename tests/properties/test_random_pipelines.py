@@ -240,40 +240,22 @@ def check_resharded(
     is_begun: bool,
 ) -> None:
     """Check that other ranks and workers together yield the rest, and then a whole epoch."""
-    if splits(case.steps):  # otherwise all ranks read everything, from a state of the beginning or the end
-        check_rest(case, before, topology, rest, ranks, is_begun)
-    check_epochs(
-        case,
-        topology,
-        [found[1:] for found in ranks],
-        f"the epochs after {topology} resumed",
-        len([*flat(ranks[0][0])]),
-    )
-
-
-def check_rest(
-    case: Case,
-    before: Topology,
-    topology: Topology,
-    rest: list[list[Any]],
-    ranks: list[list[list[Any]]],
-    is_begun: bool,
-) -> None:
-    """Check that other ranks and workers together yield the rest of an epoch."""
-    degree = known_of(case)
-    came = real(each for found in ranks for each in flat(found[0]))
-    left = real(each for of_rank in rest for each in flat(of_rank[0]))
-    # One rank draws different seeds for the following epochs than several ranks, and so drops different samples.
-    is_same = (before.ranks > 1) == (topology.ranks > 1) or not drops_by_seed(case.steps)
-    if degree != "drawn" and not drops(case) and (is_begun or is_same):
-        same_bag(came, left, f"what {topology} resumed")
-        has_next = min(len(epochs) for some in (ranks, rest) for epochs in some) > 1
-        if is_same and has_next and not is_sized_by_ranks(case.steps):
-            came, left = (real(each for epochs in some for each in flat(epochs[1])) for some in (ranks, rest))
-            same_bag(came, left, f"the epoch after {topology} resumed")
-    elif degree != "drawn":
-        most = population(case.steps)
-        check(came <= most, f"what {topology} resumed has too many of {came - most}")
+    # Without a split, all ranks read everything, from a state of the beginning or the end.
+    if splits(case.steps) and known_of(case) != "drawn":
+        came, left = (real(each for epochs in some for each in flat(epochs[0])) for some in (ranks, rest))
+        # One rank draws different seeds for the following epochs than several ranks, and so drops different samples.
+        is_same = (before.ranks > 1) == (topology.ranks > 1) or not drops_by_seed(case.steps)
+        if not drops(case) and (is_begun or is_same):
+            same_bag(came, left, f"what {topology} resumed")
+            has_next = min(len(epochs) for some in (ranks, rest) for epochs in some) > 1
+            if is_same and has_next and not is_sized_by_ranks(case.steps):
+                came, left = (real(each for epochs in some for each in flat(epochs[1])) for some in (ranks, rest))
+                same_bag(came, left, f"the epoch after {topology} resumed")
+        else:
+            most = population(case.steps)
+            check(came <= most, f"what {topology} resumed has too many of {came - most}")
+    following, seen = [found[1:] for found in ranks], len([*flat(ranks[0][0])])
+    check_epochs(case, topology, following, f"the epochs after {topology} resumed", seen)
 
 
 def drops(case: Case) -> bool:
