@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import torch
 from record_files import write_records
-from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper, Mapper
-from users_stages import Buckets, OwnShuffler
+from users_stages import Buckets, InMain, OwnShuffler, Unchanged
 
 from wds_datapipes import ImageDecoder, IndexedSamples, RandomResizedCrop, ShardList, Stage
 from wds_datapipes.index import EpochOptions, Join, ShardIndex
@@ -194,30 +193,17 @@ class Pairs(Stage[Any]):
         self.before, self.is_resumed = [*state.get("before", ())], True
 
 
-class Windows(IterDataPipe[Any]):
+class Windows(Unchanged):
     """Buffers items, and declares nothing."""
-
-    def __init__(self, source: Pipe) -> None:
-        self.source = source
 
     def __iter__(self) -> Iterator[Any]:
         yield from itertools.pairwise(self.source)
 
 
-class InMain(Windows):
-    """Stays in the main process."""
-
-    def is_replicable(self) -> bool:
-        return False
-
-
-class EverySecond(Stage[Any]):
+class EverySecond(Declared):
     """Counts items, and falsely declares that it keeps nothing."""
 
     is_stateless = True
-
-    def __init__(self, source: Pipe) -> None:
-        self.source = source
 
     def __iter__(self) -> Iterator[Any]:
         yield from itertools.islice(iter(self.source), 0, None, 2)
@@ -376,8 +362,8 @@ REPLAYED: dict[str, Build] = {
 }
 #: These also do, but only with the service.
 IN_MAIN: dict[str, Build] = {
-    "a stage in the main process": lambda: InMain(split().shuffle_samples(5)),
-    "a shuffle there": lambda: InMain(listed()).shuffle(buffer_size=5),
+    "a stage in the main process": lambda: Windows(InMain(split().shuffle_samples(5))),
+    "a shuffle there": lambda: Windows(InMain(listed())).shuffle(buffer_size=5),
 }
 #: These have no state, with the reason.
 REFUSED: dict[str, tuple[Build, str]] = {

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from numbered_shards import key_of, numbered_shards
-from pipeline_table import Pairs
+from pipeline_table import Declared, Pairs
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import Batcher
 from torchdata.dataloader2 import DataLoader2
@@ -34,13 +34,7 @@ class Plain(Stage[Any]):
             yield key_of(item)
 
 
-class Known(Plain):
-    """Declares it for the loop that it inherits."""
-
-    is_stateless = True
-
-
-class OtherLoop(Known):
+class OtherLoop(Declared):
     """Inherits a declaration that was made for another loop."""
 
     def __iter__(self) -> Iterator[Any]:
@@ -149,28 +143,11 @@ def test_items_that_share_an_address_in_a_shuffle_are_noticed(workers: int) -> N
             loader.state_dict()
 
 
-class Counted(Stage[int]):
-    """Counts its items in an attribute, which its state consists of."""
-
-    def __init__(self, source: Pipe) -> None:
-        self.source = source
-        self.count = 0
-
-    def __iter__(self) -> Iterator[int]:
-        for _ in self.source:
-            self.count += 1
-            yield self.count
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"count": self.count}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.count = state.get("count", 0)
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_stage_in_a_stream_keeps_what_it_has_from_one_epoch_to_the_next(workers: int) -> None:
     """A new epoch used to reset the stages of a pass that continues."""
-    pipe = Counted(ShardList("{0..2}.tar").load_wds_shards().group_samples()).with_epoch(7)
+    keys = [f"{number // 20}-{number % 20}" for number in range(21)]
+    pipe: Any = Pairs(ShardList("{0..2}.tar").load_wds_shards().group_samples()).with_epoch(7)
     with DataLoader2(pipe, reading_service=ShardReadingService(workers)) as made:
-        assert [list(made) for _ in range(3)] == [[*range(1, 8)], [*range(8, 15)], [*range(15, 22)]]
+        found = [*made, *made, *made]
+    assert found == [tuple(keys[max(last - 2, 0) : last + 1]) for last in range(21)]

@@ -14,13 +14,13 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numbered_shards import write_numbered
-from pipeline_table import InMain
 from torch.utils.data import DataLoader, IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph_settings import apply_random_seed, apply_sharding
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import SampleMultiplexer
+from users_stages import InMain
 
 from wds_datapipes import ShardList, ShardReadingService
 from wds_datapipes.errors import EmptySourceError
