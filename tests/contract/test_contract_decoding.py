@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import io
 import pickle
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import PIL.Image
 import pytest
 import torch
 import webdataset
+from same_values import assert_same as assert_same_in_order
 from torch.utils.data import IterDataPipe
 from webdataset import tenbin
 
@@ -25,6 +27,8 @@ from wds_datapipes.testing import build_shard
 
 COUNT = 47
 HEIGHT, WIDTH = 6, 5
+
+assert_same = partial(assert_same_in_order, ordered=False)
 
 
 @pytest.fixture(autouse=True)
@@ -47,26 +51,6 @@ def theirs(url: str = "images.tar") -> Any:
 def ours(url: str = "images.tar") -> IterDataPipe[dict[str, Any]]:
     pipe: IterDataPipe[dict[str, Any]] = ShardList(url).load_wds_shards().group_samples()
     return pipe
-
-
-def assert_same(left: Any, right: Any) -> None:
-    """Compare decoded samples, or values, with their types."""
-    assert type(left) is type(right)
-    if isinstance(left, dict):
-        assert left.keys() == right.keys()
-        for name in left:
-            assert_same(left[name], right[name])
-    elif isinstance(left, list):
-        assert len(left) == len(right)
-        for mine, yours in zip(left, right, strict=True):
-            assert_same(mine, yours)
-    elif isinstance(left, np.ndarray | torch.Tensor):
-        assert left.dtype == right.dtype
-        np.testing.assert_array_equal(np.asarray(left), np.asarray(right))
-    elif isinstance(left, PIL.Image.Image):
-        assert (left.mode, left.size, left.tobytes()) == (right.mode, right.size, right.tobytes())
-    else:
-        assert left == right
 
 
 def test_06_an_image_spec_and_the_basic_decoders() -> None:
