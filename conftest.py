@@ -7,13 +7,14 @@ import io
 import multiprocessing
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from contextlib import AbstractContextManager, contextmanager, redirect_stderr, redirect_stdout, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -101,9 +102,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = {name: number for number, name in enumerate(SLOW)}
     items.sort(key=lambda item: order.get(item.path.name, len(SLOW)))
     for item in items:
-        if item.path.parent.name == "contract":
+        if runs_webdataset(item.path):
             for mark in BESIDE_WEBDATASET:
                 item.add_marker(mark)
+
+
+def runs_webdataset(path: Path) -> bool:
+    """Whether the tests of a file run webdataset beside this package."""
+    return path.parent.name == "contract" or "webdataset" in path.name
 
 
 @pytest.hookimpl(trylast=True)
@@ -125,7 +131,7 @@ def doctest_environment(request: pytest.FixtureRequest, doctest_namespace: dict[
 @pytest.fixture(autouse=True)
 def webdataset_environment(request: pytest.FixtureRequest) -> None:
     """Run each test beside webdataset in an empty folder, and collect its garbage; do nothing for other tests."""
-    if request.path.parent.name == "contract":
+    if runs_webdataset(request.path):
         request.getfixturevalue("folder")
         request.getfixturevalue("closed_garbage")
 
@@ -329,6 +335,22 @@ def one_rank() -> Iterator[None]:
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+@pytest.fixture
+def full_disk() -> Callable[[int], AbstractContextManager[None]]:
+    """Return a context that limits the files of this process to a size: further writes fail as on a full disk."""
+
+    @contextmanager
+    def limit(size: int) -> Iterator[None]:
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return limit
 
 
 @pytest.fixture

@@ -19,13 +19,6 @@ from wds_datapipes.loading.report import count_skipped
 from wds_datapipes.on_error.policy import ErrorPolicy
 from wds_datapipes.testing import build_shard
 
-# webdataset leaves files to the garbage collection.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.usefixtures("closed_garbage"),
-]
-
 Handler = Callable[[Exception], bool]
 HANDLERS: list[Handler] = [
     webdataset.reraise_exception,
@@ -134,9 +127,6 @@ def test_unread_samples_are_counted() -> None:
     with DataLoader2(ours(webdataset.ignore_and_stop), reading_service=ShardReadingService()) as loader:
         assert len(list(loader)) == 3 + 10
         assert dict(loader.reading_service.report().skipped.counts) == kinds
-
-
-# Samples
 
 
 # Warnings

@@ -28,13 +28,6 @@ from wds_datapipes.testing import build_shard
 CHAINS = 600
 WITH_WORKERS = 8
 
-# webdataset leaves files and pipes to the garbage collection.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.usefixtures("closed_garbage"),
-]
-
 Items = IterDataPipe[Any]
 Kind = str  # of the items: "raw" and "decoded" samples, "tuple", or "list" of one of these
 
