@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torchdata.dataloader2 import DataLoader2
@@ -43,19 +43,17 @@ def test_items_round_trip() -> None:
     assert read_quarantine("bad.jsonl") == [ITEM, ITEM]
 
 
-def test_an_unwritable_file_is_reported_with_the_item() -> None:
+def test_an_unwritable_file_is_reported_with_the_item(full_disk: Any) -> None:
     with pytest.raises(
         MissingSidecarError, match=r"cannot be written to nowhere/bad\.jsonl: No such .* The item is wds_decode"
     ):
         write_quarantine("nowhere/bad.jsonl", ITEM)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
     write_quarantine("bad.jsonl", ITEM)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (os.path.getsize("bad.jsonl") + 5, before[1]))
-    try:
-        with pytest.raises(MissingSidecarError, match=r"the disk is full|File too large"):
-            write_quarantine("bad.jsonl", ITEM)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with (
+        full_disk(os.path.getsize("bad.jsonl") + 5),
+        pytest.raises(MissingSidecarError, match=r"the disk is full|File too large"),
+    ):
+        write_quarantine("bad.jsonl", ITEM)
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,17 +64,6 @@ def test_a_record_of_a_sample(capsys: pytest.CaptureFixture[str], caplog: pytest
     assert record.getMessage() + "\n" == text[: len(record.getMessage()) + 1]
 
 
-@contextmanager
-def full_disk(bytes_left: int) -> Iterator[None]:
-    """Limit the size of files that this process writes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_left, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 def test_a_position_takes_eight_bytes_and_hides_credentials(tmp_path: Path) -> None:
     urls, path = ["a\udc80.tar", "https://me:hunter2@host/b.tar", "a\udc80.tar"], tmp_path / "log/1.positions"
     with PositionLog(path, 0) as log:
@@ -91,7 +78,7 @@ def test_a_position_takes_eight_bytes_and_hides_credentials(tmp_path: Path) -> N
     assert (positions % (1 << 40)).tolist() == [0, 512, (1 << 40) - 1]
 
 
-def test_a_full_disk_is_an_error_and_the_log_is_continued_after_it(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_and_the_log_is_continued_after_it(tmp_path: Path, full_disk: Any) -> None:
     path = tmp_path / "1.positions"
     with PositionLog(path, 0) as log:
         log.append("a.tar", 0)

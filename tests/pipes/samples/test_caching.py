@@ -5,12 +5,10 @@ from __future__ import annotations
 import copy
 import os
 import pickle
-import resource
 import signal
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -260,21 +258,10 @@ def test_a_truncated_file_and_any_changed_byte_are_noticed() -> None:
         assert found == SAMPLES[: len(found)]
 
 
-@contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    """Limit the files of this process to ``size`` bytes: further writes fail as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 @pytest.mark.parametrize("room", [100, 3_000_000])
-def test_a_full_disk_is_an_error_that_leaves_nothing(room: int) -> None:
+def test_a_full_disk_is_an_error_that_leaves_nothing(room: int, full_disk: Any) -> None:
     pipe = Counted([bytes(700_000)] * 8).cache_samples("kept")
-    with files_of_at_most(room), pytest.raises(CacheError, match="cannot be written: File too large, after") as caught:
+    with full_disk(room), pytest.raises(CacheError, match="cannot be written: File too large, after") as caught:
         list(pipe)
     assert isinstance(caught.value.__cause__, OSError)
     traceback.clear_frames(caught.tb)
