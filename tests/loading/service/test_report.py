@@ -70,6 +70,11 @@ def test_items_bytes_and_epochs_of_each_process_are_counted(workers: int) -> Non
             assert 303 * 100_000 < sum(worker.bytes for worker in found) < 303 * 101_000
         else:
             assert [(worker.name, worker.pid) for worker in found] == [("The main process", os.getpid())]
+    after = report(loader)
+    assert after == report(loader)
+    # A worker may have waited until it was shut down.
+    same = [[(each.name, each.pid, each.items, each.bytes) for each in told] for told in (found, after.workers)]
+    assert same[0] == same[1]
 
 
 def wide(number: int) -> Any:
@@ -87,19 +92,6 @@ def test_time_is_attributed_to_the_worker_that_spent_it() -> None:
 def slow(number: int) -> int:
     time.sleep(0.1)
     return number
-
-
-def test_a_report_is_available_after_the_end() -> None:
-    loader = load(IterableWrapper(range(100)).sharding_filter(), 2)
-    list(loader)
-    before = report(loader)
-    loader.shutdown()
-    after = report(loader)
-    assert after == report(loader)
-    assert after.items == 100
-    # A worker may have waited until it was shut down.
-    same = [[(each.name, each.pid, each.items, each.bytes) for each in told.workers] for told in (before, after)]
-    assert same[0] == same[1]
 
 
 class Stuck(IterDataPipe[Any]):
@@ -135,15 +127,6 @@ def test_a_report_is_available_after_a_worker_was_killed(tmp_path: Path) -> None
 # shards
 
 
-@pytest.mark.parametrize("workers", WORKERS)
-def test_the_last_shard_is_reported(workers: int, tmp_path: Path) -> None:
-    names = [build_shard(tmp_path / f"{name}.tar", [{"__key__": "0", "txt": name}]) for name in "abcde"]
-    with load(ShardList(names).sharding_filter().load_wds_shards().group_samples(), workers) as loader:
-        assert len(list(loader)) == 5
-        shards = [worker.shard for worker in report(loader).workers]
-        assert shards == {0: [names[4]], 2: [names[4], names[3]]}[workers]
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_no_credentials_are_reported(workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def open_or_fail(url: str, /, **_: object) -> BinaryIO:
@@ -173,14 +156,19 @@ def test_a_very_long_url_is_reported_truncated(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_hits_of_a_cache_are_reported(workers: int, tmp_path: Path) -> None:
+def test_hits_of_a_cache_and_the_last_shard_are_reported_and_nothing_is_logged(
+    workers: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     names = [build_shard(tmp_path / f"{name}.tar", [{"__key__": name, "txt": name}]) for name in "abcd"]
-    pipe = ShardList(names).sharding_filter().cache_wds_shards(tmp_path / "cache").load_wds_shards().group_samples()
-    with load(pipe, workers) as loader:
+    cached = ShardList(names).sharding_filter().cache_wds_shards(tmp_path / "cache")
+    with load(cached.load_wds_shards(on_error="skip").group_samples(), workers) as loader:
         for epoch in (1, 2):
             assert len(list(loader)) == 4
             found = report(loader).as_dict()
             assert (found.get("cache_hits", 0), found["cache_misses"]) == (4 * epoch - 4, 4)
+            shards = [worker.shard for worker in report(loader).workers]
+            assert shards == {0: [names[3]], 2: [names[2], names[3]]}[workers]
+    assert caplog.messages == []
 
 
 # skipped shards and samples
@@ -207,11 +195,17 @@ def resume_from(error: Exception) -> bool:
 
 @pytest.mark.filterwarnings("ignore:.*skipped")  # this is what "warn" does in the main process
 @pytest.mark.parametrize(("on_error", "workers"), [("skip", 2), ("warn", 0), (resume_from, 1)])
-def test_skipped_items_are_counted(on_error: Any, workers: int, shards: list[str]) -> None:
+def test_skipped_items_are_counted(
+    on_error: Any, workers: int, shards: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
     pipe = ShardList(shards).sharding_filter().load_wds_shards(on_error=on_error).group_samples()
     with load(pipe.wds_decode(on_error=on_error), workers) as loader:
         for epoch in (1, 2):
+            caplog.clear()
             assert len(list(loader)) == 6
+            told = ", ".join(f"{count} x {what}" for what, count in sorted(EXPECTED.items()))
+            assert caplog.messages == [f"epoch {epoch}: skipped 4 items: {told}"]
+            assert caplog.records[0].name == "wds_datapipes"
             found = report(loader).skipped
             assert found.counts == {what: epoch * count for what, count in EXPECTED.items()}
             assert found.total == epoch * 4
@@ -253,30 +247,6 @@ def test_loaders_of_one_process_do_not_see_what_others_skip(workers: int, shards
             loader.shutdown()
     assert len(before) == 2
     assert [count_skipped(pipe).total for pipe in pipes] == [0, 0]
-
-
-# one line per epoch
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_one_line_at_the_end_of_an_epoch_reports_what_was_skipped(
-    workers: int, shards: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    pipe = ShardList([*shards, *shards, *shards]).sharding_filter().load_wds_shards(on_error="skip").group_samples()
-    with load(pipe.wds_decode(on_error="skip"), workers) as loader:
-        for epoch in (1, 2):
-            caplog.clear()
-            list(loader)
-            counts = {what: 3 * count for what, count in EXPECTED.items()}
-            told = ", ".join(f"{count} x {what}" for what, count in sorted(counts.items()))
-            assert caplog.messages == [f"epoch {epoch}: skipped 12 items: {told}"]
-            assert caplog.records[0].name == "wds_datapipes"
-
-
-def test_an_epoch_without_errors_logs_nothing(shards: list[str], caplog: pytest.LogCaptureFixture) -> None:
-    with load(ShardList(shards[2]).sharding_filter().load_wds_shards(on_error="skip"), 2) as loader:
-        list(loader)
-    assert caplog.messages == []
 
 
 # a report for people
