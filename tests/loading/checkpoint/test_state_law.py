@@ -11,11 +11,9 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 import torchdata.datapipes.iter  # noqa: F401 - registers its stages
 from loader_kinds import Batches, InStateful, Persistent, Service, Stateful, Tracked, check_law, items_of
 from pipeline_table import EXACT, IN_MAIN, REFUSED, REPLAYED, STREAMS, EverySecond, as_it_is, shards_of, split
@@ -106,30 +104,32 @@ LOADERS: dict[str, tuple[Any, tuple[int, ...]]] = {
     ("name", "workers"), [(name, count) for name, (_, workers) in LOADERS.items() for count in workers]
 )
 def test_a_loader_with_other_options_resumes(
-    name: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, workers: int, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Let the thread that pins run without CUDA, too.
     monkeypatch.setattr(
         "wds_datapipes.loading.service.service.pin_memory_of", lambda source: MemoryPinner(source, as_it_is)
     )
     new = partial(LOADERS[name][0], EXACT["keys"], workers)
-    if "one rank" not in name and "distributed" not in name:
-        assert check_law(new, cuts=5) == "exact"
-        return
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        assert check_law(new, cuts=5) == "exact"
-    finally:
-        dist.destroy_process_group()
+    if name == "one rank":
+        request.getfixturevalue("one_rank")
+    assert check_law(new, cuts=5) == "exact"
 
 
 KINDS: dict[str, Any] = {"service": Service, "tracked": Tracked, "stateful": Stateful}
 
 
-def check_each_loader(name: str, saving: Any, workers: int, cut: int) -> None:
-    """Check that all loaders resume from the state that one has saved after some items of the second epoch."""
-    build = {**EXACT, **STREAMS}[name]
-    with closing(saving(build, workers)) as run:
+@pytest.mark.parametrize(
+    ("name", "saving", "at"),
+    [
+        *itertools.product(["keys"], KINDS, [(0, 5), (2, 1), (2, 11), (3, 17), (2, 18), (2, 99)]),
+        *itertools.product(["batches", "a shuffle after it"], ["service", "tracked"], [(0, 4), (2, 3), (2, 99)]),
+    ],
+)
+def test_each_loader_resumes_from_the_state_of_each(name: str, saving: str, at: tuple[int, int]) -> None:
+    """The state is saved after some items of the second epoch."""
+    build, (workers, cut) = {**EXACT, **STREAMS}[name], at
+    with closing(KINDS[saving](build, workers)) as run:
         items_of(run.epoch())
         epoch = run.epoch()
         head = items_of(epoch, cut)
@@ -139,19 +139,6 @@ def check_each_loader(name: str, saving: Any, workers: int, cut: int) -> None:
         with closing(kind(build, workers, state)) as run:
             found = [items_of(run.epoch()) for _ in range(2)]
         assert found == ([rest, following[0]] if rest or len(head) == cut else following), kind
-
-
-@pytest.mark.parametrize(("workers", "cut"), [(0, 5), (2, 1), (2, 11), (3, 17), (2, 18), (2, 99)])
-@pytest.mark.parametrize("saving", KINDS)
-def test_each_loader_resumes_from_the_state_of_each(saving: str, workers: int, cut: int) -> None:
-    check_each_loader("keys", KINDS[saving], workers, cut)
-
-
-@pytest.mark.parametrize(("workers", "cut"), [(0, 4), (2, 3), (2, 99)])
-@pytest.mark.parametrize("saving", [Service, Tracked])
-@pytest.mark.parametrize("name", ["batches", "a shuffle after it"])
-def test_each_loader_resumes_a_stream_from_the_state_of_each(name: str, saving: Any, workers: int, cut: int) -> None:
-    check_each_loader(name, saving, workers, cut)
 
 
 @pytest.mark.parametrize("saving", KINDS)
