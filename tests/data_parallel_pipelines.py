@@ -1,4 +1,4 @@
-"""The shards and pipelines that the tests of data-parallel groups share."""
+"""The shards, pipelines and loaders that tests of data-parallel groups share, and the loader of many other tests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ def flat(batches: Any) -> list[str]:
     return list(chain.from_iterable(batches))
 
 
-def open_service(pipe: Any, workers: int, distributed: Any, seed: int | None = 7, state: Any = None) -> Any:
+def open_service(
+    pipe: Any, workers: int = 0, state: Any = None, *, distributed: Any = None, seed: int | None = 7
+) -> Any:
+    """Return a `DataLoader2` with a `ShardReadingService`, which resumes from a state if one is given."""
     service = ShardReadingService(workers, timeout_s=LIMIT_S, distributed=distributed)
     loader: Any = DataLoader2(pipe, reading_service=service)
     if seed is not None:

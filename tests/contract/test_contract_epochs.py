@@ -18,13 +18,13 @@ from typing import Any, Literal
 import pytest
 import webdataset
 import yaml
+from data_parallel_pipelines import open_service
 from torch.utils.data import DataLoader, IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph_settings import apply_sharding
-from torchdata.dataloader2 import DataLoader2
 
-from wds_datapipes import DatasetSpec, DirectoryShards, ShardList, ShardReadingService
+from wds_datapipes import DatasetSpec, DirectoryShards, ShardList
 from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.pipes import ShardResampler
 from wds_datapipes.testing import build_shard
@@ -56,8 +56,7 @@ def urls_of(items: Iterable[dict[str, str]]) -> list[str]:
 
 def epochs(pipe: Pipe, seed: int, count: int, workers: int = 0) -> list[list[Any]]:
     """The items of some epochs, as a loader with a seed yields them."""
-    with DataLoader2(pipe, reading_service=ShardReadingService(workers)) as loader:
-        loader.seed(seed)
+    with open_service(pipe, workers, seed=seed) as loader:
         return [list(loader) for _ in range(count)]
 
 

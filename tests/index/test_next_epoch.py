@@ -10,19 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from data_parallel_pipelines import open_service
 from faults import FaultProxy
 from nginx_server import Nginx
 from numbered_shards import write_numbered
 from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from wds_datapipes import IndexedSamples, ShardReadingService, StatefulShards
+from wds_datapipes import IndexedSamples, StatefulShards
 from wds_datapipes.index import AccessOptions, EpochOptions, Manifest, build_indexes
 from wds_datapipes.pipes.stage import Stage
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.shard_cache.entry import Entry
-
-from torchdata.dataloader2 import DataLoader2  # isort: skip - the import above silences its deprecation warning
 
 SHARDS, SAMPLES, WINDOW = 8, 20, 2
 
@@ -51,9 +50,7 @@ def loader_of(pipe: Any, kind: str) -> Any:
     if kind == "StatefulShards":
         return DataLoader(StatefulShards(pipe, seed=3), batch_size=None)
     workers, distributed = 2 if kind == "workers" else 0, (1, 2) if kind == "ranks" else False
-    loader = DataLoader2(pipe, reading_service=ShardReadingService(workers, distributed=distributed))
-    loader.seed(3)
-    return loader
+    return open_service(pipe, workers, distributed=distributed, seed=3)
 
 
 def keys_of(samples: Iterable[Any]) -> list[str]:
@@ -127,6 +124,5 @@ def test_a_stage_knows_the_seed_of_the_next_epoch(kind: str, selects: bool) -> N
 
 
 def test_a_loader_without_a_seed_has_no_next_seed() -> None:
-    service = ShardReadingService()
-    loader = DataLoader2(Seeds(IterableWrapper(range(4)).sharding_filter()), reading_service=service)
+    loader = open_service(Seeds(IterableWrapper(range(4)).sharding_filter()), seed=None)
     assert {following for _ in range(2) for _, following in loader} == {None}

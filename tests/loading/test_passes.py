@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 from coverage_law import check_coverage
+from data_parallel_pipelines import open_service
 from numbered_shards import key_of, numbered_shards
 from torch.utils.data import DataLoader, IterDataPipe, graph_settings
 from torch.utils.data.datapipes.iter import IterableWrapper, Shuffler
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
-from wds_datapipes import ShardList, ShardReadingService, Stage, StatefulShards
+from wds_datapipes import ShardList, Stage, StatefulShards
 
 SIZES = (7, 3, 12, 1, 9, 6, 8)
 KEYS = [f"{shard}-{number}" for shard, size in enumerate(SIZES) for number in range(size)]
@@ -115,8 +116,7 @@ def test_each_pass_yields_every_sample_once_on_all_ranks(
 
 
 def by_our_service(pipe: Any, workers: int) -> Iterator[Any]:
-    with DataLoader2(pipe, reading_service=ShardReadingService(workers)) as loader:
-        loader.seed(5)
+    with open_service(pipe, workers) as loader:
         yield from ([*loader] for _ in range(2))
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from data_parallel_pipelines import open_service
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numbered_shards import numbered_shards
-from torchdata.dataloader2 import DataLoader2
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from wds_datapipes import ShardList, ShardReadingService, StatefulShards, explain, merge_states
+from wds_datapipes import ShardList, StatefulShards, explain, merge_states
 from wds_datapipes.errors import MissingSidecarError, StateError
 from wds_datapipes.runs.steps import RunSteps
 from wds_datapipes.samples.fields import WrongItemError
@@ -43,10 +43,6 @@ def keys_of(batch: Any) -> list[str]:
     return [key for (key,) in batch]
 
 
-def service_of(workers: int, rank: int = 0, ranks: int = 1) -> ShardReadingService:
-    return ShardReadingService(workers, "fork", distributed=(rank, ranks))
-
-
 def steps_of(ranks: list[Epochs]) -> list[list[str]]:
     """Return the keys of all ranks in each step, from those of each rank in its epochs."""
     epochs = (zip_longest(*of_ranks, fillvalue=()) for of_ranks in zip(*ranks, strict=True))
@@ -70,8 +66,7 @@ def test_a_step_has_the_samples_that_the_loops_of_all_ranks_received(
     for rank in range(ranks):
         epochs: Epochs = []
         for is_resumed in (False, True):
-            with DataLoader2(stream(batch, **options), reading_service=service_of(workers, rank, ranks)) as loader:
-                loader.seed(5)
+            with open_service(stream(batch, **options), workers, distributed=(rank, ranks)) as loader:
                 if is_resumed:
                     loader.reading_service.load_state_dict(states[-1])
                     epochs[-1] += [*map(keys_of, loader)] if len(epochs[-1]) == cut else []
@@ -92,11 +87,10 @@ def test_a_step_has_the_samples_that_the_loops_of_all_ranks_received(
 
 
 def test_epochs_may_have_other_workers_and_loaders() -> None:
-    with DataLoader2(stream(2), reading_service=service_of(2)) as loader:
-        loader.seed(5)
+    with open_service(stream(2), 2) as loader:
         epochs = [[*map(keys_of, loader)] for _ in range(2)]
         state = loader.reading_service.state_dict()
-    data = StatefulShards(stream(2), seed=5)
+    data = StatefulShards(stream(2), seed=7)
     data.load_state_dict(state)
     tracked = StatefulDataLoader(data, batch_size=None, num_workers=1)
     epochs.append([*map(keys_of, tracked)])

@@ -10,13 +10,13 @@ from random import Random
 from typing import Any
 
 import pytest
+from data_parallel_pipelines import open_service
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from numbered_shards import numbered_shards
-from torchdata.dataloader2 import DataLoader2
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from wds_datapipes import IndexedSamples, ShardList, ShardReadingService, StatefulShards, explain, merge_states
+from wds_datapipes import IndexedSamples, ShardList, StatefulShards, explain, merge_states
 from wds_datapipes.errors import StateError
 from wds_datapipes.index import EpochOptions, Manifest
 from wds_datapipes.index.manifest import ManifestEntry
@@ -56,8 +56,7 @@ def run(
     ranks: list[Batches] = []
     states = []
     for rank, pipe in enumerate(pipes):
-        with DataLoader2(pipe, reading_service=service_of(workers, rank, len(pipes))) as loader:
-            loader.seed(5)
+        with open_service(pipe, workers, distributed=(rank, len(pipes))) as loader:
             if state is not None:
                 loader.reading_service.load_state_dict(state, amend=amend)
             if epoch is not None:
@@ -170,8 +169,7 @@ def test_a_step_is_replayed_with_the_random_numbers_of_the_run(ranks: int, worke
     for exclude in ([], ["0-1", "3-2", "4-0"]):  # each for nine steps
         of_ranks, following = list[Any](), list[Any]()
         for rank in range(ranks):
-            with DataLoader2(build(exclude), reading_service=service_of(workers, rank, ranks)) as loader:
-                loader.seed(5)
+            with open_service(build(exclude), workers, distributed=(rank, ranks)) as loader:
                 if state is not None:
                     loader.reading_service.load_state_dict(state)
                 of_ranks.append([*islice(chain.from_iterable(repeat(loader)), 9)])
@@ -181,10 +179,6 @@ def test_a_step_is_replayed_with_the_random_numbers_of_the_run(ranks: int, worke
     with pytest.warns(UserWarning, match="If .map_samples_with_rng.. drops samples"):
         steps = RunSteps(build(exclude), state)
     assert [[*steps.replay(step)] for step in range(18)] == received
-
-
-def service_of(workers: int, rank: int, ranks: int) -> ShardReadingService:
-    return ShardReadingService(workers, "fork", distributed=(rank, ranks))
 
 
 def is_even(sample: Any) -> bool:

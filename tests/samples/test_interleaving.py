@@ -11,12 +11,12 @@ from typing import Any
 
 import psutil
 import pytest
+from data_parallel_pipelines import open_service
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.data.datapipes.iter import IterableWrapper
-from torchdata.dataloader2 import DataLoader2
 
-from wds_datapipes import DirectoryShards, ShardList, ShardReadingService, last_dot
+from wds_datapipes import DirectoryShards, ShardList, last_dot
 from wds_datapipes.errors import ChangedShardError, ShardOpenError
 from wds_datapipes.testing import build_shard
 
@@ -165,14 +165,9 @@ def test_directories_are_read_shard_by_shard() -> None:
 # States -------------------------------------------------------------------------------------------------------------
 
 
-def run(state: Any = None) -> DataLoader2[Any]:
+def run(state: Any = None) -> Any:
     samples = ShardList("{0..5}.tar").shuffle().sharding_filter().load_wds_shards(open_shards=3).group_samples()
-    pipe = samples.shuffle_samples(3).to_tuple("__key__")
-    loader: DataLoader2[Any] = DataLoader2(pipe, reading_service=ShardReadingService())
-    loader.seed(1)
-    if state is not None:
-        loader.load_state_dict(state)
-    return loader
+    return open_service(samples.shuffle_samples(3).to_tuple("__key__"), 0, state)
 
 
 def test_each_open_shard_is_compared_with_the_state() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from data_parallel_pipelines import open_service
 from numbered_shards import key_of, numbered_shards
-from torchdata.dataloader2 import DataLoader2
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from wds_datapipes import IndexedSamples, ShardList, ShardReadingService, StatefulShards
+from wds_datapipes import IndexedSamples, ShardList, StatefulShards
 from wds_datapipes.errors import StateError
 from wds_datapipes.index import EpochOptions
 from wds_datapipes.loading.checkpoint.format import checkpoints_in
@@ -40,18 +40,12 @@ def begun(loader: Any, count: int) -> tuple[Any, list[str]]:
     return loader.state_dict(), [key for batch in found for key in batch]
 
 
-def loader_of(pipe: Any, workers: int) -> Any:
-    loader = DataLoader2(pipe, reading_service=ShardReadingService(workers, "fork"))
-    loader.seed(1)
-    return loader
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_functions_filters_and_batches_of_a_stream_may_change(workers: int) -> None:
-    with loader_of(stream().map(key_of).batch(3), workers) as loader:
+    with open_service(stream().map(key_of).batch(3), workers) as loader:
         state, before = begun(loader, 4)
     changed = stream().filter(is_wanted).map(marked).batch(2)
-    with loader_of(changed, workers) as loader:
+    with open_service(changed, workers) as loader:
         with pytest.raises(StateError, match=r"stage 1 was Mapper.* stage 2 was absent, and is .*amend=True\)"):
             loader.load_state_dict(state)
         loader.load_state_dict(state, amend=True)

@@ -9,12 +9,14 @@ import os
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torchdata.datapipes.iter  # noqa: F401 - registers its stages
+from data_parallel_pipelines import open_service
 from numbered_shards import key_of, numbered_shards
 from torch.utils.data import DataLoader, IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
@@ -29,6 +31,7 @@ Pipe = IterDataPipe[Any]
 
 
 shards = numbered_shards([10] * 4)
+loader_of = partial(open_service, seed=3)
 
 
 class Drawn(Unchanged):
@@ -57,23 +60,15 @@ def listed() -> Any:
     return IterableWrapper(range(40)).shuffle().sharding_filter()
 
 
-def loader_of(pipe: Pipe, workers: int, state: Any = None) -> Any:
-    loader = DataLoader2(pipe, reading_service=ShardReadingService(workers))
-    loader.seed(3)
-    if state is not None:
-        loader.reading_service.load_state_dict(state)
-    return loader
-
-
-def begun(pipe: Pipe, workers: int, count: int) -> tuple[dict[str, str], list[Any]]:
+def begun(pipe: Pipe, workers: int, count: int) -> tuple[dict[str, Any], list[Any]]:
     """Return the state after some items, and the items that follow."""
     with loader_of(pipe, workers) as loader:
         items = iter(loader)
         list(itertools.islice(items, count))
-        return loader.reading_service.state_dict(), list(items)
+        return loader.state_dict(), list(items)
 
 
-def through_json(text: dict[str, str]) -> Any:
+def through_json(text: dict[str, Any]) -> Any:
     return json.loads(json.dumps(text))
 
 

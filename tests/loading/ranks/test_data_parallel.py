@@ -21,7 +21,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def loader_of(folder: Path, distributed: Any, *, seed: int | None = 7, state: Any = None) -> Any:
-    return open_service(stream(folder, distributed[1] if distributed else 1), 0, distributed, seed, state)
+    pipe = stream(folder, distributed[1] if distributed else 1)
+    return open_service(pipe, 0, state, distributed=distributed, seed=seed)
 
 
 def test_states_resume_with_the_seed_in_them(folder: Path) -> None:

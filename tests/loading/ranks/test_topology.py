@@ -34,7 +34,7 @@ KINDS: dict[str, Callable[[Path, int], Any]] = {"stream": stream, "indexed": ind
 
 
 def by_service(pipe: Any, workers: int, distributed: Any, seed: int | None = 7, epochs: int = EPOCHS) -> list[Any]:
-    with open_service(pipe, workers, distributed, seed) as loader:
+    with open_service(pipe, workers, distributed=distributed, seed=seed) as loader:
         return [list(loader) for _ in range(epochs)]
 
 
@@ -70,7 +70,7 @@ def read(folder: Path, rank: int) -> dict[str, Any]:
         told[f"flattened mesh, {name}"] = by_service(make(folder, 2), 0, flat._flatten("both"))
         told[f"torch, {name}"] = by_torch(make(folder, 2), 0, dp)
     told["augmented"] = by_service(stream(folder, 2).map(with_numbers), 2, dp)
-    with open_service(indexed(folder, 2), 0, dp) as loader:
+    with open_service(indexed(folder, 2), distributed=dp) as loader:
         told["length"] = len(loader)
     told["alone"] = by_service(stream(folder, 1), 2, init_device_mesh("cpu", (1, 4), mesh_dim_names=("dp", "tp"))["dp"])
     return told
@@ -84,17 +84,17 @@ def resume(folder: Path, rank: int) -> dict[str, Any]:
     }
     for kind, make in KINDS.items():
         for workers, cut in zip(WORKERS, CUTS, strict=True):
-            with open_service(make(folder, 2), workers, groups[2]) as loader:
+            with open_service(make(folder, 2), workers, distributed=groups[2]) as loader:
                 begun = [*islice(loader, cut)]
                 states = gathered(loader.state_dict())
             merged = merge_states(states)
             assert merged == merge_states(states[1::2]) == merge_states([merged, *states])
             for dp, group in groups.items():
-                with open_service(make(folder, dp), workers, group, state=merged) as loader:
+                with open_service(make(folder, dp), workers, merged, distributed=group) as loader:
                     told[f"{kind} {workers} on {dp}"] = [begun, list(loader), list(loader)]
-            with open_service(make(folder, 2), workers, (rank // 2, 2), state=merged) as loader:
+            with open_service(make(folder, 2), workers, merged, distributed=(rank // 2, 2)) as loader:
                 told[f"{kind} {workers} with a pair"] = [begun, list(loader), list(loader)]
-            with open_service(make(folder, 2), workers, groups[2], state=states[rank]) as loader:
+            with open_service(make(folder, 2), workers, states[rank], distributed=groups[2]) as loader:
                 told[f"{kind} {workers} with its own"] = [begun, list(loader), list(loader)]
     return told
 

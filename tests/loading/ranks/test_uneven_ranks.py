@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from data_parallel_pipelines import open_service
 from forked_ranks import on_ranks
 from numbered_shards import key_of, numbered_shards
-from torchdata.dataloader2 import DataLoader2
 
-from wds_datapipes import ShardList, ShardReadingService, merge_states
+from wds_datapipes import ShardList, merge_states
 from wds_datapipes.errors import RankLostError, StateError
 
 #: Without a shuffle, one rank has far fewer samples than the other, with any number of workers.
@@ -29,10 +29,7 @@ def pipeline() -> Any:
 
 
 def loader_of(workers: int) -> Any:
-    service = ShardReadingService(workers, distributed=dist.is_initialized(), timeout_s=60)
-    loader: DataLoader2[Any] = DataLoader2(pipeline(), reading_service=service)
-    loader.seed(5)
-    return loader
+    return open_service(pipeline(), workers, distributed=dist.is_initialized())
 
 
 def of_all_ranks(own: Any) -> list[Any]:

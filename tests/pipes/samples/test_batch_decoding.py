@@ -12,20 +12,12 @@ import numpy as np
 import PIL.Image
 import pytest
 import torch
+from data_parallel_pipelines import open_service
 from same_values import assert_same
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
-from torchdata.dataloader2 import DataLoader2
 
-from wds_datapipes import (
-    CenterCrop,
-    ErrorBudget,
-    ImageDecoder,
-    RandomResizedCrop,
-    ShardList,
-    ShardReadingService,
-    collate_samples,
-)
+from wds_datapipes import CenterCrop, ErrorBudget, ImageDecoder, RandomResizedCrop, ShardList, collate_samples
 from wds_datapipes.errors import DecodeError, UnsafeInputError
 from wds_datapipes.loading.report import count_skipped
 from wds_datapipes.pipes.samples.columns import BatchDecoder
@@ -115,8 +107,7 @@ def cropped(shards: str, num_threads: int | None) -> Pipe:
 
 def epochs(pipe: Pipe, workers: int, count: int = 2) -> Iterator[dict[str, torch.Tensor]]:
     """Yield the images of each epoch by key."""
-    with DataLoader2(pipe, reading_service=ShardReadingService(num_workers=workers)) as loader:
-        loader.seed(5)
+    with open_service(pipe, workers) as loader:
         for _ in range(count):
             found: dict[str, torch.Tensor] = {}
             for item in loader:

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from data_parallel_pipelines import open_service
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
-from torchdata.dataloader2 import DataLoader2
 
-from wds_datapipes import IndexedSamples, ShardReadingService
+from wds_datapipes import IndexedSamples
 from wds_datapipes.errors import StateError
 from wds_datapipes.index import EpochOptions, ShardIndex, build_indexes
 from wds_datapipes.testing import build_shard
@@ -42,9 +42,7 @@ def length_of(sample: dict[str, Any]) -> int:
 
 
 def loader_of(pipe: Any, workers: int = 0, batch: int = BATCH) -> Any:
-    loader: Any = DataLoader2(pipe.map(length_of).batch(batch), reading_service=ShardReadingService(workers))
-    loader.seed(4)
-    return loader
+    return open_service(pipe.map(length_of).batch(batch), workers)
 
 
 def padding(batches: list[list[int]]) -> float:

@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 import torch
 import webdataset.mix
+from data_parallel_pipelines import open_service
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.graph_settings import apply_random_seed
-from torchdata.dataloader2 import DataLoader2
 
-from wds_datapipes import ShardReadingService
 from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.pipes import SampleMixer
 
@@ -111,9 +110,7 @@ def is_none(_: object) -> bool:
 
 
 def load(pipe: Pipe, workers: int, epochs: int = 1, seed: int | None = 7) -> list[list[Any]]:
-    with DataLoader2(pipe, reading_service=ShardReadingService(workers, "fork")) as loader:
-        if seed is not None:
-            loader.seed(seed)
+    with open_service(pipe, workers, seed=seed) as loader:
         return [list(loader) for _ in range(epochs)]
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from data_parallel_pipelines import open_service
 from torch.utils.data.graph_settings import apply_random_seed
-from torchdata.dataloader2 import DataLoader2
 
-from wds_datapipes import DatasetSpec, ShardReadingService
+from wds_datapipes import DatasetSpec
 from wds_datapipes.errors import SpecError
 
 MIXTURE = {
@@ -82,10 +82,8 @@ def test_home_variables_commands_and_globs(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize("workers", [0, 2])
 def test_workers_share_one_draw_and_the_next_epoch_has_another(workers: int) -> None:
     spec = {"datasets": [{"shards": "a-{00..39}.tar", "choose": 15}, {"shards": "b-{0..4}.tar"}]}
-    loader = DataLoader2(DatasetSpec(spec).shuffle().sharding_filter(), reading_service=ShardReadingService(workers))
-    loader.seed(1)
-    epochs = [list(loader) for _ in range(3)]
-    loader.shutdown()
+    with open_service(DatasetSpec(spec).shuffle().sharding_filter(), workers) as loader:
+        epochs = [list(loader) for _ in range(3)]
     for found in epochs:
         assert len(set(found)) == len(found) == 20
     assert len({frozenset(found) for found in epochs}) == 3

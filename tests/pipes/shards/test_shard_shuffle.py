@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
+from data_parallel_pipelines import open_service
 from torch.utils.data import DataLoader, IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper, ShardingFilter, Shuffler
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
@@ -253,12 +254,7 @@ def test_a_long_list_resumes_exactly_and_elastically() -> None:
 
     def loader_of(workers: int, state: Any = None) -> Any:
         urls = ShardList(f"tiny://{{00000..{count - 1}}}.tar").shuffle().sharding_filter()
-        pipe = urls.load_wds_shards().group_samples().to_tuple("__key__")
-        loader: DataLoader2[Any] = DataLoader2(pipe, reading_service=ShardReadingService(workers))
-        if state is not None:
-            loader.load_state_dict(state)
-        loader.seed(3)
-        return loader
+        return open_service(urls.load_wds_shards().group_samples().to_tuple("__key__"), workers, state)
 
     with loader_of(2) as loader:
         items = iter(loader)
