@@ -5,14 +5,13 @@ The numbers in the names are explained in `contract.md`.
 
 from __future__ import annotations
 
-import io
 import tarfile
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import webdataset
+from drawn_archives import write_members
 from nginx_server import Nginx
 from torchdata.dataloader2 import DataLoader2
 
@@ -43,19 +42,6 @@ def theirs(urls: str | list[str], **options: Any) -> Samples:
 
 def ours(urls: str | list[str], **options: Any) -> Samples:
     return list(ShardList(urls).load_wds_shards(**options).group_samples())
-
-
-def archive(path: str, members: Iterable[tuple[str, bytes] | tarfile.TarInfo], mode: str = "w") -> str:
-    """Write the given members, from which `build_shard` would make samples."""
-    with tarfile.open(path, mode) as tar:  # type: ignore[call-overload]  # any mode
-        for member in members:
-            if isinstance(member, tarfile.TarInfo):
-                tar.addfile(member)
-            else:
-                info = tarfile.TarInfo(member[0])
-                info.size = len(member[1])
-                tar.addfile(info, io.BytesIO(member[1]))
-    return path
 
 
 def fields(sample: dict[str, Any]) -> set[str]:
@@ -145,7 +131,7 @@ def test_measured_b_metadata_files_of_the_shard_are_in_no_sample() -> None:
         "__meta__", "__x.y__", "__meta__/x.json", "d/__meta__", "./__m__", "__a__.txt", "d/__m__.txt", "__b.txt",
         "____.txt", "__c__/d/e.txt", "____/f.txt", "___/g.txt",
     ]  # fmt: skip
-    url = archive("meta.tar", [(name, name.encode()) for name in names])
+    url = write_members("meta.tar", names)
     got = ours(url)
     assert [sample["__key__"] for sample in got] == ["__a__", "d/__m__", "__b", "____", "___/g"]
     assert got == theirs(url)
@@ -164,7 +150,7 @@ def test_measured_i_links_and_folders_are_skipped() -> None:
         info = tarfile.TarInfo(name)
         info.type, info.linkname = kind, "a.txt"
         linked.append(info)
-    url = archive("links.tar", [linked[0], ("a.txt", b"1"), *linked[1:], ("a.cls", b"2")])
+    url = write_members("links.tar", [linked[0], ("a.txt", b"1"), *linked[1:], ("a.cls", b"2")])
     got = ours(url)
     assert [fields(sample) for sample in got] == [{"txt", "cls"}]
     assert got == theirs(url)
@@ -202,7 +188,7 @@ def test_measured_m_names_of_more_than_a_hundred_characters(tar_format: int) -> 
 
 
 def test_measured_c_fields_that_differ_only_in_case_clash() -> None:
-    url = archive("case.tar", [("a.txt", b"1"), ("a.TXT", b"2")])
+    url = write_members("case.tar", [("a.txt", b"1"), ("a.TXT", b"2")])
     with pytest.raises(ValueError, match="duplicate file name in tar file txt"):
         theirs(url)
     with pytest.raises(DuplicateKeyError, match=r"case.tar holds the field 'txt' of the sample 'a' twice"):
@@ -210,14 +196,14 @@ def test_measured_c_fields_that_differ_only_in_case_clash() -> None:
 
 
 def test_measured_d_a_file_without_extension_ends_no_sample() -> None:
-    url = archive("readme.tar", [("a.txt", b"1"), ("README", b"?"), ("a.cls", b"2")])
+    url = write_members("readme.tar", [("a.txt", b"1"), ("README", b"?"), ("a.cls", b"2")])
     got = ours(url)
     assert [fields(sample) for sample in got] == [{"txt", "cls"}]
     assert got == theirs(url)
 
 
 def test_measured_f_a_repeated_key_is_another_sample_and_warns() -> None:
-    url = archive("back.tar", [("a.txt", b"1"), ("b.txt", b"2"), ("a.cls", b"3")])
+    url = write_members("back.tar", [("a.txt", b"1"), ("b.txt", b"2"), ("a.cls", b"3")])
     with pytest.warns(UserWarning, match=r"back\.tar.*'a'"):
         got = ours(url)
     assert [sample["__key__"] for sample in got] == ["a", "b", "a"]

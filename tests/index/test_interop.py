@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
-import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from drawn_archives import write_members
 
 from wds_datapipes import IndexedSamples, ShardList, last_dot
 from wds_datapipes.errors import (
@@ -30,19 +29,8 @@ from wds_datapipes.index.interop import dali_index_url
 from wds_datapipes.index.manifest import ManifestEntry
 from wds_datapipes.testing import build_shard
 
-FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 #: Keys for which GNU tar and PAX archives have extra headers.
 LONG = [f"{'d' * 60}/{'k' * 70}{number}" for number in range(3)]
-
-
-def shard(path: Path, names: list[str], tar_format: str = "ustar", *, mtime: float = 1) -> str:
-    """A shard whose members contain their own names; in PAX, a fractional time requires an extra header."""
-    with tarfile.open(path, "w", format=FORMATS[tar_format]) as tar:
-        for name in names:
-            member = tarfile.TarInfo(name)
-            member.size, member.mtime = len(name.encode()), mtime
-            tar.addfile(member, io.BytesIO(name.encode()))
-    return str(path)
 
 
 def fields(keys: list[str]) -> list[str]:
@@ -53,12 +41,12 @@ def fields(keys: list[str]) -> list[str]:
 def any_shard(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A shard of each kind; in the last, each member has a PAX header."""
     tar_format, _, time = request.param.partition(" ")
-    return shard(tmp_path / "x.tar", fields(LONG), tar_format, mtime=1.5 if time else 1)
+    return write_members(tmp_path / "x.tar", fields(LONG), tar_format, mtime=1.5 if time else 1)
 
 
 @pytest.fixture
 def plain(tmp_path: Path) -> str:
-    return shard(tmp_path / "x.tar", fields(["a", "b", "c"]))
+    return write_members(tmp_path / "x.tar", fields(["a", "b", "c"]))
 
 
 # DALI
@@ -93,7 +81,7 @@ def test_shards_that_dali_cannot_use(
     names: list[str], options: IndexOptions, error: type[Exception], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(error, match=message):
-        write_dali_index(shard(tmp_path / "x.tar", names), options=options)
+        write_dali_index(write_members(tmp_path / "x.tar", names), options=options)
     assert list(tmp_path.iterdir()) == [tmp_path / "x.tar"]
 
 
@@ -107,7 +95,7 @@ def test_no_foreign_index_is_written_of_a_compressed_or_truncated_shard(plain: s
 
 
 def test_capitals_and_members_outside_samples(tmp_path: Path) -> None:
-    url = shard(tmp_path / "x.tar", ["a.JPG", "README", ".hidden.png", "a.cls", "__meta__/x.json", "é.jpg"])
+    url = write_members(tmp_path / "x.tar", ["a.JPG", "README", ".hidden.png", "a.cls", "__meta__/x.json", "é.jpg"])
     assert write_dali_index(url, tmp_path / "x.idx").fields == ["JPG", "cls", "jpg"]
     text = (tmp_path / "x.idx").read_text()
     assert text == "v1.2 2\nJPG 512 5 a.JPG cls 3584 5 a.cls\njpg 5632 6 é.jpg\n"
@@ -131,7 +119,10 @@ def test_names_of_foreign_indexes(url: str, dali: str) -> None:
 
 def test_an_index_of_wids(tmp_path: Path) -> None:
     (tmp_path / "parts").mkdir()
-    urls = [shard(tmp_path / "parts/b.tar", fields(["a", "b"])), shard(tmp_path / "a.tar", fields(["c"]))]
+    urls = [
+        write_members(tmp_path / "parts/b.tar", fields(["a", "b"])),
+        write_members(tmp_path / "a.tar", fields(["c"])),
+    ]
     place = tmp_path / "index.json"
     manifest = Manifest(build_indexes(urls, num_workers=0))
     write_wids_index(manifest, place, name="letters")
@@ -151,9 +142,9 @@ def test_an_index_of_wids(tmp_path: Path) -> None:
 def test_an_index_of_wids_that_refers_to_others(tmp_path: Path) -> None:
     (tmp_path / "far/off").mkdir(parents=True)
     urls = [
-        shard(tmp_path / "far/off/a.tar", fields(["a"])),
-        shard(tmp_path / "far/b.tar", fields(["b"])),
-        shard(tmp_path / "c.tar", fields(["c"])),
+        write_members(tmp_path / "far/off/a.tar", fields(["a"])),
+        write_members(tmp_path / "far/b.tar", fields(["b"])),
+        write_members(tmp_path / "c.tar", fields(["c"])),
     ]
 
     def facts_of(name: str) -> dict[str, Any]:

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import tarfile
-from io import BytesIO
 from pathlib import Path
 
 import pytest
+from drawn_archives import write_members
 
 from wds_datapipes.errors import ShardError
 from wds_datapipes.prepare.shard_contents import read_contents
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.shards.loading import read_shards
 from wds_datapipes.testing import build_shard
-
-
-def write_members(path: Path, names: list[str], *, end: bool = True) -> str:
-    with tarfile.open(path, "w") as archive:
-        for name in names:
-            member = tarfile.TarInfo(name)
-            member.size = len(name)
-            archive.addfile(member, BytesIO(name.encode()))
-        size = archive.offset
-    if not end:
-        with path.open("r+b") as file:
-            file.truncate(size)
-    return str(path)
 
 
 @pytest.mark.parametrize("suffix", ["tar", "tar.gz", "tar.xz"])

@@ -1,10 +1,13 @@
-"""Random archives, written by Python's tarfile."""
+"""Random archives, and those of given members, written by Python's tarfile."""
 
 from __future__ import annotations
 
 import io
 import tarfile
+from collections.abc import Iterable
+from pathlib import Path
 from random import Random
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -48,3 +51,17 @@ def written(recipe: Recipe) -> bytes:
             except ValueError:
                 assert tar_format == "ustar"  # the name does not fit
     return buffer.getvalue()
+
+
+def write_members(path: Path | str, members: Iterable[Any], form: str = "ustar", *, mtime: float = 1) -> str:
+    """Write members, which are names that they contain, pairs of a name and bytes, or ``TarInfo`` objects."""
+    with tarfile.open(path, "w", format=FORMATS[form]) as tar:
+        for each in members:
+            if isinstance(each, tarfile.TarInfo):
+                tar.addfile(each)
+                continue
+            name, data = (each, each.encode()) if isinstance(each, str) else each
+            member = tarfile.TarInfo(name)
+            member.size, member.mtime = len(data), mtime
+            tar.addfile(member, io.BytesIO(data))
+    return str(path)

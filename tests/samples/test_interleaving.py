@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import tarfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 from data_parallel_pipelines import open_service
+from drawn_archives import write_members
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.data.datapipes.iter import IterableWrapper
@@ -30,9 +30,7 @@ def write(name: str, size: int, *, junk: bool = False) -> str:
     samples = [{"__key__": f"{name}-{n}", "cls": str(n), "txt": "x" * (300 * n % 1000)} for n in range(size)]
     path = build_shard(f"{name}.tar", samples)
     if junk:
-        with tarfile.open(f"{name}.tar", "w") as archive:
-            for file in ("LICENSE", *(f"{name}-{n}.cls" for n in range(size)), "INDEX"):
-                archive.addfile(tarfile.TarInfo(file))
+        write_members(path, ["LICENSE", *(f"{name}-{n}.cls" for n in range(size)), "INDEX"])
     return str(path)
 
 
@@ -76,9 +74,7 @@ def test_each_open_shard_has_its_turn_and_the_next_takes_the_place_of_one_that_h
 
 def test_the_key_rule_of_the_samples_decides_where_a_turn_ends() -> None:
     for shard in "ab":
-        with tarfile.open(f"{shard}.tar", "w") as archive:
-            for name in ("x/1.l.txt", "x/1.r.txt", "x/2.l.txt", "y/1.l.txt", "y/1.r.txt"):
-                archive.addfile(tarfile.TarInfo(name))
+        write_members(f"{shard}.tar", ["x/1.l.txt", "x/1.r.txt", "x/2.l.txt", "y/1.l.txt", "y/1.r.txt"])
 
     def by_folder(name: str) -> tuple[str, str]:
         folder, _, file = name.partition("/")
@@ -95,9 +91,7 @@ def test_keys_are_compared_within_each_shard(recwarn: pytest.WarningsRecorder) -
         build_shard(f"{shard}.tar", [{"__key__": str(n), "cls": "1"} for n in range(3)])
     assert keys(iter(loaded(["a.tar", "b.tar"], 2))) == ["0", "0", "1", "1", "2", "2"]
     assert not recwarn.list
-    with tarfile.open("c.tar", "w") as archive:
-        for name in ("0.cls", "1.cls", "0.txt"):
-            archive.addfile(tarfile.TarInfo(name))
+    write_members("c.tar", ["0.cls", "1.cls", "0.txt"])
     with pytest.warns(UserWarning, match=r"c\.tar holds the sample '0' in parts"):
         list(loaded(["a.tar", "c.tar"], 2))
 
