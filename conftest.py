@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, redirect_stderr, redirect_stdout, suppress
 from importlib.util import find_spec
@@ -351,6 +352,13 @@ def full_disk() -> Callable[[int], AbstractContextManager[None]]:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
     return limit
+
+
+@pytest.fixture
+def tracing() -> Iterator[Any]:
+    """Return tracemalloc, and end what the test has traced, even if it fails."""
+    yield tracemalloc
+    tracemalloc.stop()
 
 
 @pytest.fixture

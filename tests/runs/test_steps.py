@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tracemalloc
 from dataclasses import replace
 from itertools import chain, islice, repeat
 from random import Random
@@ -248,15 +247,14 @@ def test_all_loaders_note_when_exclusions_were_added(workers: int) -> None:
     assert re.search(r"\| 1 \|  \|  \| without 4 of the samples \(`\w+`\) from position 24 on \|", text)
 
 
-def test_no_array_has_an_element_for_each_sample() -> None:
+def test_no_array_has_an_element_for_each_sample(tracing: Any) -> None:
     """Ten billion samples in 10,000 shards: an array of their numbers would take 80 GB."""
     shards = Manifest(ManifestEntry(f"{number}.tar", samples=10**6, bytes=10**9) for number in range(10**4))
     pipe = IndexedSamples(shards, order="window", global_batch_size=4096, lanes=512).batch(4096)
-    tracemalloc.start()
+    tracing.start()
     steps = RunSteps(pipe, StatefulShards(pipe, seed=1).state_dict())
     assert len({(each.shard, each.number) for each in steps.samples(1_234_567, keys=False)}) == 4096
-    assert tracemalloc.get_traced_memory()[1] < 100_000_000
-    tracemalloc.stop()
+    assert tracing.get_traced_memory()[1] < 100_000_000
 
 
 def begun(pipe: Any) -> Any:
