@@ -5,13 +5,13 @@ from __future__ import annotations
 import io
 import math
 import random
-from typing import Any
 
 import numpy as np
 import PIL.Image
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plain_codecs import encoded, photo
 
 from wds_datapipes.codecs.crops import Box, CenterCrop, Crop, RandomResizedCrop
 from wds_datapipes.codecs.images import IMAGE_SPECS, ImageDecoder
@@ -29,18 +29,6 @@ class FixedBox(Crop):
 
     def select(self, width: int, height: int, rng: random.Random) -> Box:
         return self.box
-
-
-def photo(height: int, width: int, mode: str = "RGB") -> PIL.Image.Image:
-    rng = np.random.default_rng(3)
-    shapes = PIL.Image.fromarray(rng.integers(0, 256, (height // 8 + 2, width // 8 + 2, 3), np.uint8))
-    return shapes.resize((width, height), PIL.Image.Resampling.BICUBIC).convert(mode)
-
-
-def encoded(image: PIL.Image.Image, form: str, **options: Any) -> bytes:
-    file = io.BytesIO()
-    image.save(file, form, **options)
-    return file.getvalue()
 
 
 sides = st.integers(1, 3000)

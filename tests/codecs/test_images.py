@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from plain_codecs import wds_decode
+from plain_codecs import encoded, wds_decode
 from same_values import assert_same
 from webdataset import autodecode
 
@@ -19,12 +18,6 @@ from wds_datapipes.codecs.images import IMAGE_EXTENSIONS, ImageDecoder
 from wds_datapipes.errors import DecodeError
 
 HEIGHT, WIDTH = 20, 30
-
-
-def encoded(image: PIL.Image.Image, form: str = "PNG", **options: Any) -> bytes:
-    file = io.BytesIO()
-    image.save(file, form, **options)
-    return file.getvalue()
 
 
 def picture(mode: str, height: int = HEIGHT, width: int = WIDTH) -> PIL.Image.Image:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import PIL.Image
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_codecs import encoded, photo
 
 from wds_datapipes.codecs import jpeg
 from wds_datapipes.codecs.crops import CenterCrop, RandomResizedCrop
@@ -26,13 +25,8 @@ def without_turbo() -> Iterator[None]:
         yield
 
 
-def encoded(height: int, width: int, mode: str = "RGB", **options: Any) -> bytes:
-    rng = np.random.default_rng(height * width)
-    shapes = PIL.Image.fromarray(rng.integers(0, 256, (height // 8 + 2, width // 8 + 2, 3), np.uint8))
-    file = io.BytesIO()
-    image = shapes.resize((width, height), PIL.Image.Resampling.BICUBIC).convert(mode)
-    image.save(file, "JPEG", **{"quality": 90, **options})
-    return file.getvalue()
+def file_of(height: int, width: int, mode: str = "RGB", **options: Any) -> bytes:
+    return encoded(photo(height, width, mode, seed=height * width), "JPEG", **{"quality": 90, **options})
 
 
 #: Chroma subsampling 4:4:4, 4:2:2 and 4:2:0, and files that do not store their rows one after the other.
@@ -59,7 +53,7 @@ options_of_files = st.fixed_dictionaries(
 def test_pixels_are_those_of_pillow(
     height: int, width: int, options: dict[str, Any], min_size: int | None, kind: str, seed: int
 ) -> None:
-    data = encoded(height, width, **options)
+    data = file_of(height, width, **options)
     assert (jpeg.open_jpeg(data) is None) == (options["mode"] == "CMYK")
     crop = RandomResizedCrop(16, flip_probability=0.5) if kind == "cropped" else None
     decoder = ImageDecoder("rgb8" if crop else kind, crop=crop, min_size=min_size)
@@ -74,7 +68,7 @@ def test_pixels_are_those_of_pillow(
 
 
 def test_a_truncated_file_is_an_error_with_and_without_a_crop() -> None:
-    data = encoded(100, 100)
+    data = file_of(100, 100)
     for crop in (None, CenterCrop(20)):
         for end in (len(data) // 2, len(data) - 30):
             with pytest.raises(OSError, match="truncated"):
@@ -84,7 +78,7 @@ def test_a_truncated_file_is_an_error_with_and_without_a_crop() -> None:
 @settings(max_examples=50)
 @given(st.integers(20, 2000), st.integers(0, 255), st.booleans())
 def test_a_damaged_file_decodes_as_with_pillow(position: int, byte: int, cropped: bool) -> None:
-    data = bytearray(encoded(100, 100))
+    data = bytearray(file_of(100, 100))
     data[position % len(data)] = byte
     decoder = ImageDecoder("rgb8", crop=CenterCrop(100) if cropped else None)
 
@@ -105,7 +99,7 @@ def test_a_damaged_file_decodes_as_with_pillow(position: int, byte: int, cropped
 
 def test_damage_in_the_rows_of_a_crop_is_not_hidden_by_the_rest() -> None:
     """libjpeg's warning about the unread rows must not replace a warning about the rows that are read."""
-    rows = encoded(160, 160, restart_marker_rows=1)
+    rows = file_of(160, 160, restart_marker_rows=1)
     marker = rows.index(b"\xff\xd1")
     damaged = rows[:marker] + b"\xff\xd5" + rows[marker + 2 :]
     file = jpeg.open_jpeg(damaged)

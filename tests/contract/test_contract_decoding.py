@@ -17,6 +17,7 @@ import PIL.Image
 import pytest
 import torch
 import webdataset
+from plain_codecs import encoded
 from same_values import assert_same as assert_same_in_order
 from torch.utils.data import IterDataPipe
 from webdataset import tenbin
@@ -37,10 +38,16 @@ def shard(folder: Path) -> None:
     rng = np.random.default_rng(0)
     samples: list[dict[str, str | bytes]] = []
     for n in range(COUNT):
-        buffer = io.BytesIO()
         pixels = rng.integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8)
-        PIL.Image.fromarray(pixels).save(buffer, format="png")
-        samples.append({"__key__": f"{n:03}", "png": buffer.getvalue(), "cls": f"{n}", "wnid": b"n1", "xml": b"<a/>"})
+        samples.append(
+            {
+                "__key__": f"{n:03}",
+                "png": encoded(PIL.Image.fromarray(pixels)),
+                "cls": f"{n}",
+                "wnid": b"n1",
+                "xml": b"<a/>",
+            }
+        )
     build_shard("images.tar", samples)
 
 

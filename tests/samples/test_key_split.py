@@ -6,10 +6,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from numbered_shards import write_numbered
 
 from wds_datapipes import IndexedSamples, ShardList
 from wds_datapipes.samples.keys import KeySplit
-from wds_datapipes.testing import build_shard
 
 KEYS = [f"d/{number:05d}" for number in range(20_000)]
 
@@ -39,9 +39,7 @@ def test_the_rule_never_changes() -> None:
 
 
 def test_indexed_samples_are_split_as_streamed_ones(tmp_path: Path) -> None:
-    for shard in range(3):
-        build_shard(tmp_path / f"{shard}.tar", [{"__key__": f"{shard}-{n}", "cls": "1"} for n in range(40)])
-    pattern = f"{tmp_path}/{{0..2}}.tar"
+    pattern = write_numbered(tmp_path, [40] * 3)
     splits = KeySplit({"train": 3, "val": 1})
     streamed = [sample["__key__"] for sample in ShardList(pattern).load_wds_shards().group_samples()]
     found = []

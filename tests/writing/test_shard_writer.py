@@ -53,6 +53,11 @@ def files() -> list[str]:
     return sorted(name for name in os.listdir() if not name.endswith(".lock"))
 
 
+def clear() -> None:
+    for name in files():
+        os.unlink(name)
+
+
 def shards() -> dict[str, bytes]:
     return {name: Path(name).read_bytes() for name in files() if name.endswith((".tar", ".tgz"))}
 
@@ -77,8 +82,7 @@ def test_no_shard_is_written_without_samples_nor_an_empty_one_at_the_end() -> No
 @settings(max_examples=6, deadline=None)
 @given(st.integers(1, 60_000), st.integers(1, 9))
 def test_only_a_shard_of_a_single_sample_is_larger_than_maxsize(maxsize: int, maxcount: int) -> None:
-    for name in files():
-        os.unlink(name)
+    clear()
     infos = convert(samples(), maxsize=maxsize, maxcount=maxcount)
     assert [key for _, keys in read() for key in keys] == [sample["__key__"] for sample in samples()]
     for before, info in zip([None, *infos], infos, strict=False):
@@ -165,8 +169,7 @@ def whole(**options: Any) -> dict[str, bytes]:
     """The shards of an uninterrupted run."""
     convert(samples(), **options)
     wanted = shards()
-    for name in files():
-        os.unlink(name)
+    clear()
     return wanted
 
 
@@ -177,8 +180,7 @@ OPTIONS: list[dict[str, Any]] = [{}, {"maxsize": 9000}, {"compress": "gz"}, {"sh
 def test_a_conversion_resumes_after_any_sample(options: dict[str, Any]) -> None:
     wanted = whole(**options)
     for cut in range(0, COUNT + 1, 5 if options else 2):
-        for name in files():
-            os.unlink(name)
+        clear()
         writer = ShardWriter("s-%03d.tar", maxcount=4, resume=True, **options)
         for sample in samples()[:cut]:
             writer.write(sample)
@@ -217,8 +219,7 @@ def test_a_conversion_killed_at_any_step_resumes(forked: Forked) -> None:
     convert(samples(11))
     wanted = shards()
     for call in range(0, 100, 3):  # before or after a system call
-        for name in files():
-            os.unlink(name)
+        clear()
         ended = forked(partial(die_at, call))
         there = shards()
         assert there == {name: wanted[name] for name in there}  # each of them complete
@@ -281,8 +282,7 @@ def test_refused_samples_count_as_given() -> None:
         write(writer, given())
     wanted = shards()
     for cut in range(0, COUNT, 5):
-        for name in files():
-            os.unlink(name)
+        clear()
         writer = ShardWriter("s-%03d.tar", maxcount=4, resume=True)
         write(writer, list(given())[:cut])
         writer.discard()

@@ -121,16 +121,12 @@ def test_a_new_iterator_restarts_and_ends_the_previous_one(workers: int) -> None
 
 
 def test_an_unused_iterator_is_used_by_the_next_loop() -> None:
-    with load(Counts([2, 2]), worker_reset_fn=count_resets) as loader:
+    with load(Counts([2, 2])) as loader:
         assert loader.reading_service.report().epoch == 0
         for _ in range(3):
             iter(loader)
         assert list(loader) == round_robin([2, 2])
         assert loader.reading_service.report().epoch == 1
-
-
-def count_resets(pipe: Pipe, info: Any, seeds: Any) -> Pipe:
-    return pipe
 
 
 def test_a_service_can_be_used_by_many_loaders() -> None:

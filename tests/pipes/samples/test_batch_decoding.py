@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import PIL.Image
 import pytest
 import torch
 from data_parallel_pipelines import open_service
+from plain_codecs import encoded, photo
 from same_values import assert_same
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
@@ -29,10 +27,7 @@ RANDOM_CROP = RandomResizedCrop((12, 9), flip_probability=0.5)
 
 
 def image(seed: int, height: int = 20, width: int = 30, form: str = "JPEG", mode: str = "RGB") -> bytes:
-    pixels = np.random.default_rng(seed).integers(0, 256, (height // 4, width // 4, 3), np.uint8)
-    file = io.BytesIO()
-    PIL.Image.fromarray(pixels).resize((width, height)).convert(mode).save(file, form)
-    return file.getvalue()
+    return encoded(photo(height, width, mode, seed), form)
 
 
 def samples(count: int, **options: Any) -> list[dict[str, Any]]:

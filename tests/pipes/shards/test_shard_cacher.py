@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from faults import FaultProxy
 from nginx_server import Nginx
+from numbered_shards import write_numbered
 from torch.utils.data import DataLoader, IterDataPipe
 from torchdata.dataloader2 import DataLoader2
 
@@ -25,9 +26,7 @@ KEYS = [f"{shard}-{n}" for shard, size in enumerate(SIZES) for n in range(size)]
 def folder(nginx: Nginx, tmp_path: Path) -> Path:
     """The folder of a server with some shards."""
     (nginx.files / tmp_path.name).mkdir()
-    for number, size in enumerate(SIZES):
-        samples = [{"__key__": f"{number}-{n}", "cls": f"{n}"} for n in range(size)]
-        build_shard(nginx.files / tmp_path.name / f"{number}.tar", samples)
+    write_numbered(nginx.files / tmp_path.name, SIZES)
     return nginx.files / tmp_path.name
 
 
