@@ -45,7 +45,7 @@ def open_service(
     pipe: Any, workers: int = 0, state: Any = None, *, distributed: Any = None, seed: int | None = 7
 ) -> Any:
     """Return a `DataLoader2` with a `ShardReadingService`, which resumes from a state if one is given."""
-    service = ShardReadingService(workers, timeout_s=LIMIT_S, distributed=distributed)
+    service = ShardReadingService(workers, distributed=distributed)
     loader: Any = DataLoader2(pipe, reading_service=service)
     if seed is not None:
         loader.seed(seed)
