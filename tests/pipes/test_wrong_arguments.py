@@ -165,7 +165,7 @@ def test_wrong_arguments(stage: str, arguments: tuple[Any, ...], options: dict[s
         ),
         ("convert_shards", (dict, ["pipe:cat a/0.tar"], "out/"), {}, ValueError, "no file name to use for its output"),
         ("convert_shards", (dict, ["a/0.tar"], "out.tar"), {}, ValueError, "must have exactly one placeholder"),
-        ("convert_shards", (dict, ["a/0.tar"], "memory://out/"), {}, ValueError, "Choose a local file for it"),
+        ("convert_shards", (dict, ["a/0.tar"], "memory://out/"), {}, ValueError, "a journal must be a local file"),
     ],
 )
 @pytest.mark.usefixtures("folder")

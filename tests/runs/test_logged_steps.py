@@ -113,10 +113,10 @@ def test_an_incomplete_log_is_an_error() -> None:
     with pytest.raises(StateError, match="A stream has only a log of positions"):
         run.seen()
     build_shard(run.samples(0)[0].shard, [{"__key__": "x", "txt": "t" * 5000}, {"__key__": "y", "cls": "1"}])
-    with pytest.raises(StateError, match="was replaced: it has no samples at the places in the log"):
+    with pytest.raises(StateError, match="was replaced: it lacks samples that are in the log"):
         run.samples(0)
     log.rename(log.with_name("000000-0of2-0of1.positions"))
-    with pytest.raises(StateError, match="ends before epoch 0, or lacks some of its workers"):
+    with pytest.raises(StateError, match="ends before epoch 0 or lacks some of its workers"):
         run.samples(0)
 
 
@@ -142,7 +142,7 @@ def test_a_log_that_lacks_samples_before_a_state_is_not_continued() -> None:
 @pytest.mark.parametrize(
     ("add", "message"),
     [
-        (lambda samples: samples.batch(2), r"the log of \.log_samples\(positions=\), which is missing"),
+        (lambda samples: samples.batch(2), r"require the log of \.log_samples\(positions=\)"),
         (lambda samples: samples.log_samples(positions="log").shuffle_samples(5), r"\.shuffle_samples\(\) comes after"),
         (
             lambda samples: samples.log_samples(positions="log").filter(bool).batch(2),

@@ -193,7 +193,7 @@ def test_pipelines_whose_steps_do_not_follow_from_their_state_are_refused() -> N
     with pytest.raises(ValueError, match="step must be"):
         explain(indexed(1), state, -1)
     stream = ShardList("{0..4}.tar").load_wds_shards().group_samples()
-    with pytest.raises(ValueError, match="steps of a stream need the log"):
+    with pytest.raises(ValueError, match="steps of a stream require the log"):
         explain(stream, begun(stream), 0)
     shuffled = IndexedSamples("{0..4}.tar").shuffle_samples(5)
     with pytest.raises(ValueError, match=r"\.shuffle_samples\(\) holds samples back"):

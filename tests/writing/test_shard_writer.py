@@ -430,7 +430,7 @@ def test_a_journal_of_shards_in_a_store_is_a_local_file() -> None:
 
     store = fsspec.filesystem("memory")
     store.store.clear()
-    with pytest.raises(ValueError, match="Choose a local file for it"):
+    with pytest.raises(ValueError, match="a journal must be a local file"):
         ShardWriter("memory://d/s-%d.tar", resume=True)
     options: dict[str, Any] = {"resume": "here.journal"}
     convert(samples()[:8], "memory://d/s-%d.tar", **options)

@@ -108,7 +108,7 @@ def test_a_closed_shard_accepts_no_more_samples() -> None:
 def test_a_dropped_writer_leaves_nothing() -> None:
     shards = [TarWriter("s.tar")]
     shards[0].write(LARGE)
-    with pytest.warns(ResourceWarning, match="'s.tar' was not closed, and was discarded"):
+    with pytest.warns(ResourceWarning, match="'s.tar' was discarded, because it was not closed"):
         shards.clear()
     assert files() == []
 

@@ -1,1 +1,1 @@
-"""Runs of training: which samples each step had."""
+"""Training runs: the samples of each step."""

@@ -24,7 +24,7 @@ from wds_datapipes.samples.sample_log import BYTES, OFFSET_BITS
 
 
 class LoggedSteps:
-    """Finds the samples of each step in a log: the loop of a rank takes batches of its workers in turns.
+    """Finds the samples of each step in a log: the loop of a rank takes batches from its workers in turn.
 
     Args:
         pipeline: the pipeline, with ``.log_samples(positions=)``.
@@ -38,20 +38,20 @@ class LoggedSteps:
         stages = PipelineGraph(pipeline).chain
         later = [*takewhile(lambda stage: declared(stage).position_log is None, stages)]
         if len(later) == len(stages):
-            raise ValueError("The steps of a stream need the log of .log_samples(positions=), which is missing")
+            raise ValueError("The steps of a stream require the log of .log_samples(positions=)")
         if (uneven := first_uneven_stage(later)) is not None:
-            raise ValueError(f"{call_of(uneven)} comes after the log, and may drop samples or hold them back")
+            raise ValueError(f"{call_of(uneven)} comes after the log and may drop samples or hold them back")
         self._folder = stages[len(later)].position_log / f"{first:016x}"
         self._size = prod(declared(stage).samples_per_batch or 1 for stage in later)
         self._rest = 0 if any(getattr(stage, "drop_last", False) for stage in later) else self._size - 1
 
     def rows(self, step: int) -> tuple[IndexedShards, int, Numbers]:
-        """Return the shards of the samples of a step, its epoch, and rows of numbers.
+        """Return the shards of the samples of a step, its epoch, and a row of numbers for each sample.
 
-        A row has the rank, the worker, the number of the shard, that of the sample in it, and 0, as it is no padding.
+        A row has the rank, the worker, the number of the shard, that of the sample in it, and 0: it is not padding.
 
         Raises:
-            StateError: the log ends before the step, lacks some workers, or names samples that do not exist.
+            StateError: the log ends before the step, lacks some workers, or refers to samples that do not exist.
         """
         batch, epoch, (logs, counts) = step, 0, self._open_epoch(0)
         while batch >= (steps := int(counts.sum(axis=1).max())):
@@ -60,7 +60,7 @@ class LoggedSteps:
         found = list[tuple[int, int, str, int]]()
         for rank, own in enumerate(counts):
             if batch < own.sum():
-                # The loop takes batches 0 of all workers, then 1 of those that have more, and so on.
+                # The loop takes batch 0 of every worker, then batch 1 of those that have one, and so on.
                 number = bisect_right(range(int(own.max())), batch, key=lambda n: np.minimum(own, n).sum()) - 1
                 worker = np.flatnonzero(own > number)[batch - np.minimum(own, number).sum()]
                 log, first = logs[rank][worker], number * self._size * BYTES
@@ -73,17 +73,17 @@ class LoggedSteps:
             for shard in np.unique(rows[:, 2]).tolist():
                 own, begins = rows[:, 2] == shard, reader.index_of(shard).columns["sample_offsets"][:-1]
                 if not np.isin(rows[own, 3], begins).all():
-                    raise StateError(f"{dataset.urls[shard]} was replaced: it has no samples at the places in the log")
+                    raise StateError(f"{dataset.urls[shard]} was replaced: it lacks samples that are in the log")
                 rows[own, 3] = np.searchsorted(begins, rows[own, 3])
         return dataset, epoch, rows
 
     def _open_epoch(self, epoch: int) -> tuple[list[list[Path]], Numbers]:
-        """Return the logs of an epoch, by rank and worker, and the number of batches in each."""
+        """Return the logs of an epoch by rank and worker, and the number of batches in each."""
         attempts = [*self._folder.glob(f"{epoch:06}-0of*-0of*.positions")]
         ranks, workers = map(int, re.findall(r"of(\d+)", attempts[0].name)) if attempts else (0, 0)
         names = [[f"{rank}of{ranks}-{worker}of{workers}" for worker in range(workers)] for rank in range(ranks)]
         logs = [[self._folder / f"{epoch:06}-{name}.positions" for name in row] for row in names]
         if len(attempts) != 1 or not all(path.exists() for path in chain(*logs)):
-            raise StateError(f"The log in {self._folder} ends before epoch {epoch}, or lacks some of its workers")
+            raise StateError(f"The log in {self._folder} ends before epoch {epoch} or lacks some of its workers")
         sizes = np.array([[path.stat().st_size for path in row] for row in logs])
         return logs, (sizes // BYTES + self._rest) // self._size

@@ -1,4 +1,4 @@
-"""Provenance: what a run has seen of which data until a checkpoint, for model cards."""
+"""Provenance: the data that a run has seen until a checkpoint, for model cards."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from wds_datapipes.runs.steps import RunSteps
 
 
 def provenance(pipeline: Any, state: Mapping[str, Any] | str | bytes) -> dict[str, Any]:
-    """Return what a run of `IndexedSamples` has seen until a state, as JSON-compatible values.
+    """Return the data that a run of `IndexedSamples` has seen until a state, as JSON-compatible values.
 
     Args:
-        pipeline: the pipeline, as it was built for training.
+        pipeline: the pipeline as it was built for training.
         state: the state.
 
     Returns:
@@ -31,7 +31,7 @@ def provenance(pipeline: Any, state: Mapping[str, Any] | str | bytes) -> dict[st
         datasets |= {name: known for name, known in phase.get("datasets", {}).items() if known is not None}
     every = {name: dict(zip(("shards", "samples", "digest"), known, strict=True)) for name, known in datasets.items()}
     for name, (samples, epochs) in seen.items():
-        for each in [name] if name in every else every:  # datasets that are drawn together
+        for each in [name] if name in every else every:  # datasets drawn together
             share = samples if name in every else round(epochs * every[each]["samples"])
             every[each] |= {"samples_seen": share, "epochs": round(epochs, 4)}
     return {"steps": steps, "datasets": every, "phases": run.saved.phases}

@@ -1,4 +1,4 @@
-"""Steps of a run: the samples of each global batch, from a state and the dataset, without reading data."""
+"""Steps of a run: the samples of each global batch, computed from a state and the dataset without reading data."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class StepSample(NamedTuple):
         dataset: the name of its dataset in a mixture, or ``""``.
         shard: the URL of its shard.
         number: its number in the shard, from 0.
-        key: its key; ``""`` if keys were not wanted.
+        key: its key; ``""`` if keys were not requested.
         epoch: the epoch of the step, from 0.
-        is_padding: whether it only fills up the last batch.
+        is_padding: whether it only fills the last batch.
     """
 
     rank: int
@@ -59,13 +59,13 @@ class StepSample(NamedTuple):
 
 
 class RunSteps:
-    """The samples of each step of a run, on all ranks: computed from its state, or for a stream from its log.
+    """The samples of each step of a run on all ranks, computed from its state or, for a stream, from its log.
 
-    Step t is the t-th global batch that the loop received, from 0 at the beginning of the run. A state in the middle of
-    a batch that other ranks or workers resume counts the part before it as a step.
+    Step t is the t-th global batch that the loop received, counted from 0 at the beginning of the run. If a state in
+    the middle of a batch is resumed on other ranks or workers, the part before it counts as a step.
 
     Args:
-        pipeline: the pipeline, as it was built for training, with `IndexedSamples` or ``.log_samples(positions=)``.
+        pipeline: the pipeline as it was built for training, with `IndexedSamples` or ``.log_samples(positions=)``.
         state: a state of the run, from ``state_dict()`` of any loader.
 
     Raises:
@@ -76,7 +76,7 @@ class RunSteps:
     def __init__(self, pipeline: Any, state: Mapping[str, Any] | str | bytes) -> None:
         saved = checkpoints_in(state)[0]
         if not saved.stages:
-            raise StateError("This state was saved before the run began, so it does not know the seed of any epoch")
+            raise StateError("This state was saved before the run began, so no epoch has a seed yet")
         source, *others = PipelineGraph(pipeline).stateful_stages()
         self.saved, self._rows = saved, self._find
         self._source: Any = None
@@ -89,8 +89,8 @@ class RunSteps:
             raise ValueError(f"{call_of(others[0])} holds samples back, so its draws decide which samples a step has")
         if (uneven := first_uneven_stage(upstream(pipeline))) is not None:
             warn_user(
-                f"If {call_of(uneven)} drops samples, the next samples of its worker come at an earlier step than this "
-                "one, since nothing records how many were dropped"
+                f"If {call_of(uneven)} drops samples, the next samples of its worker come at an earlier step than is "
+                "reported, because dropped samples are not recorded"
             )
         self._pipeline, self._source = _copy(pipeline)  # another run may read it
         adopt([saved], self._pipeline, descriptions(pipeline), saved.ranks)
@@ -112,7 +112,7 @@ class RunSteps:
             keys: whether to read the keys, from the index of each shard.
 
         Raises:
-            StateError: ``set_epoch`` was called in the run, and the seed of this step's epoch is not known.
+            StateError: ``set_epoch`` was called in the run, so the seed of this step's epoch is unknown.
         """
         dataset, epoch, rows = self._rows(step)
         names, urls = dataset.names(rows[:, 2]), {n: redact(dataset.urls[n]) for n in np.unique(rows[:, 2]).tolist()}
@@ -164,10 +164,10 @@ class RunSteps:
         return self._plan.step_at(epoch, position), self._source.plan.seen(seed, epoch, position)
 
     def replay(self, step: int) -> Iterator[tuple[int, Any]]:
-        """Yield the items that the pipeline makes of the samples of a step, again, each with the rank that received it.
+        """Yield the items that the pipeline makes of the samples of a step, each with the rank that received it.
 
         Functions that draw from the generator of a sample, such as random crops, draw what they drew in the run. Those
-        that draw from the global generators draw other numbers.
+        that draw from global generators do not.
 
         Raises:
             ShardError: a sample cannot be read.
@@ -198,7 +198,7 @@ class RunSteps:
             raise StateError("A stream has only a log of positions. Provenance and replay require IndexedSamples")
 
     def _batch(self, step: int) -> tuple[IndexedShards, LaneOrder, list[Numbers]]:
-        """Return the dataset at a step, with its exclusions, the order of the epoch, and each rank's positions."""
+        """Return the dataset at a step with its exclusions, the order of the epoch, and each rank's positions."""
         epoch, batch, rest, size = self._locate(step)
         order = self._order_of(epoch)
         parts = self._source.find_batch(batch, self._ranks, rest, size)
@@ -207,7 +207,7 @@ class RunSteps:
         return self._source.dataset.excluding(exclusions), order, parts
 
     def _locate(self, step: int) -> tuple[int, int, RestOfEpoch, int]:
-        """Return the epoch of a step, its batch in the epoch or in the rest of it, this rest, and the batch size."""
+        """Return the epoch of a step, its batch in the epoch or in its rest, this rest, and the batch size."""
         check_integer("step", step, 0)
         phase, epoch, batch = self._plan.locate(step)
         rest = WHOLE_EPOCH
@@ -228,18 +228,18 @@ class RunSteps:
 def explain(pipeline: Any, state: Mapping[str, Any] | str | bytes, step: int) -> list[StepSample]:
     """Return the samples that the loop received at a step of a run, on all ranks.
 
-    With `IndexedSamples`, nothing is recorded while training: a state and the dataset determine each step, before or
-    after the state. Those of a stream are in the log of ``.log_samples(positions=)``. No data is read, but the index of
-    each shard, for the keys.
+    With `IndexedSamples`, nothing is recorded during training: a state and the dataset determine each step, before or
+    after the state. The steps of a stream are in the log of ``.log_samples(positions=)``. No data is read, only the
+    index of each shard, for the keys.
 
     Args:
-        pipeline: the pipeline, as it was built for training.
+        pipeline: the pipeline as it was built for training.
         state: a state of the run, from ``state_dict()`` of any loader.
-        step: the number of the step, from 0 at the beginning of the run.
+        step: the number of the step, counted from 0 at the beginning of the run.
 
     Raises:
-        StateError: the state belongs to another pipeline, or does not tell the seed of the step's epoch; or the log
-            lacks the step.
+        StateError: the state belongs to another pipeline or does not determine the seed of the step's epoch, or the
+            log lacks the step.
         ValueError: the pipeline has neither `IndexedSamples` nor a log, or holds samples back after it.
 
     Examples:
@@ -255,7 +255,7 @@ def explain(pipeline: Any, state: Mapping[str, Any] | str | bytes, step: int) ->
 
 
 def _copy(pipeline: Any) -> tuple[Any, Any]:
-    """Return a copy of a pipeline, and its source, which has the same shards, of which there may be millions."""
+    """Return a copy of a pipeline and its source, which shares the shards: there may be millions of them."""
     shards = PipelineGraph(pipeline).stateful_stages()[0].dataset
     copied = deepcopy(pipeline, {id(shards): shards})
     return copied, PipelineGraph(copied).stateful_stages()[0]

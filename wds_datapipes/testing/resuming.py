@@ -1,4 +1,4 @@
-"""Check that a pipeline resumes: resume it at several positions in another process, and compare the items."""
+"""Check that a pipeline resumes: resume it at several positions in another process and compare the items."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def check_resume(
 
 
 def _resume(pipe: bytes, workers: int, state: dict[str, Any]) -> tuple[list[Any], list[Any]]:
-    """Return the rest of the epoch after a state, and the next epoch."""
+    """Return the rest of the epoch after a state and the next epoch."""
     from wds_datapipes.loading.torchdata_api import deserialize_datapipe
 
     with _loader(deserialize_datapipe(pipe), workers) as loader:

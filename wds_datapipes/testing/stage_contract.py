@@ -23,8 +23,8 @@ def check_stage(make_pipe: Callable[[], IterDataPipe[Any]]) -> None:
 
     Its ``__iter__`` is a generator function (otherwise, DataLoader2 hangs if it fails before its first item). It can be
     pickled before, during and after an iteration. It can be iterated again after a complete or an interrupted
-    iteration, and yields the same items with the same seed. It works in a worker process, and loaders find its sources,
-    in order to seed and shard them.
+    iteration and yields the same items with the same seed. It works in a worker process. Loaders find its sources, so
+    that they can seed and shard them.
 
     Args:
         make_pipe: builds a new pipeline that ends in the stage and yields at least two items.

@@ -19,10 +19,10 @@ def build_shard(
 
     Args:
         path: the file to write; compressed if its name ends in ``gz``, ``bz2`` or ``xz``.
-        samples: the samples, each with ``__key__`` and its fields as bytes or str, which are written in order. Fields
+        samples: the samples, each with ``__key__`` and its fields as bytes or str, in the order of writing. Fields
             whose names begin with two underscores are not written.
         tar_format: one of tarfile's formats.
-        end_marker: write the two blocks of zeros at the end of an archive, and the padding of its last record.
+        end_marker: write the two blocks of zeros at the end of an archive and the padding of its last record.
 
     Returns:
         The path, as ``str``.

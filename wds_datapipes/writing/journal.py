@@ -21,7 +21,7 @@ from wds_datapipes.io.file_lock import lock_file
 from wds_datapipes.redaction import redact
 from wds_datapipes.types import ShardInfo
 
-#: The first value of a journal, and the start of its first line.
+#: The first value of a journal and the start of its first line.
 KIND = {"wds-datapipes": "journal of shards"}
 START = json.dumps(KIND).encode()[:-1]
 #: A line: a JSON object. Its last value is the checksum of the preceding text and of the earlier lines.
@@ -55,8 +55,8 @@ def compare_journals(paths: Iterable[str], settings: Mapping[str, Any]) -> None:
 class ShardJournal:
     """A file with a line of JSON for each finished shard, after a line with the settings of the conversion.
 
-    Each line is synced to disk before the next shard is started, and has a checksum of itself and of the earlier lines.
-    If the last line is incomplete, its process was killed, and the line is dropped. The file is locked against other
+    Each line is synced to disk before the next shard is started and has a checksum of itself and the earlier lines. If
+    the last line is incomplete because its process was killed, it is dropped. The file is locked against other
     conversions. Its URLs contain no credentials.
 
     Args:
@@ -73,7 +73,7 @@ class ShardJournal:
 
     def __init__(self, path: str, settings: Mapping[str, Any]) -> None:
         self._path = path
-        #: The end of each line, and the checksum up to it.
+        #: The end of each line and the checksum up to it.
         self._lines: list[tuple[int, int]] = []
         self.finished: list[FinishedShard] = []
         with _reported(path, "opened"):
@@ -160,7 +160,7 @@ class ShardJournal:
 class SampleJournal:
     """The journal of a `ShardWriter`, which skips the samples of finished shards when they are passed again.
 
-    Rejected samples count, too.
+    Rejected samples count too.
 
     Args:
         path: the path of the file.
@@ -210,7 +210,7 @@ class SampleJournal:
         return True
 
     def skip_all(self) -> int:
-        """Return the number of samples in all finished shards, and expect the sample after them."""
+        """Return the number of samples in all finished shards, and expect the samples after them."""
         count: int = sum(shard.facts["given"] for shard in self._waiting)
         self._waiting.clear()
         return count

@@ -46,10 +46,10 @@ class WriteOptions:
         keep_meta: also write the values of keys that begin with ``__``, except ``__key__``; they must be str or
             bytes.
         allow_pickle: allow codecs whose data can run code when it is decoded, as for ``wds_encode``.
-        key_rule: the rule with which the shard will be read. Names that it would split differently are rejected, and so
-            are repeated keys. ``None`` disables both checks.
+        key_rule: the rule with which the shard will be read. Names that it would split differently are rejected, as are
+            repeated keys. ``None`` disables both checks.
         storage_options: options for the file system of a URL.
-        digest: compute the SHA-256 of each shard in a thread, which takes about as long as writing large fields.
+        digest: compute the SHA-256 of each shard in a thread. For large fields, this takes about as long as writing.
         index: write the `ShardIndex` of each shard next to it when it is finished. With ``digest``, the index includes
             the digest.
 

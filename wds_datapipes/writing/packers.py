@@ -1,4 +1,4 @@
-"""Pack samples: encode and check them, and build their members of a tar archive."""
+"""Pack samples: encode and check them, and build their tar members."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class TarSamplePacker:
         self._suffixes: dict[str, bytes] = {}
 
     def pack(self, sample: Sample) -> PackedSample:
-        """Encode and check a sample, and build its headers.
+        """Encode and check a sample and build its headers.
 
         Raises:
             EncodeError: a value cannot be encoded, or the sample would be read back differently.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
 
-#: The size of the write buffer, and the minimum size of data that is written without a copy, in bytes.
+#: The size of the write buffer and the minimum size of data that is written without a copy, in bytes.
 FLUSH_BYTES = 256 << 10
 DIRECT_BYTES = 32 << 10
 
@@ -72,8 +72,7 @@ class ShardFile:
     def write(self, sample: Sample) -> int:
         """Write a sample, with its fields in order.
 
-        A rejected sample leaves the shard unchanged, and writing can continue. After any other error, the shard is
-        discarded.
+        A rejected sample leaves the shard unchanged, and writing can continue. Any other error discards the shard.
 
         Returns:
             The total size of the fields in bytes, without headers.
@@ -144,8 +143,8 @@ class ShardFile:
     def _index(self, digest: str) -> ShardIndex:
         """Return the index of the finished shard.
 
-        It records no modification time, so that the same samples give the same index. It is valid as long as it is
-        newer than the shard.
+        It records no modification time, so that the same samples give the same index. It is valid as long as its file
+        is newer than the shard.
         """
         shard = Shard(self._target.url or "The shard", end=self.size, is_complete=True)
         members: Any = (
@@ -182,7 +181,7 @@ class ShardFile:
     def __del__(self) -> None:
         if not self._closed and os.getpid() == self._owner:
             self.discard()  # first, because the warning may be raised as an error
-            text = f"the shard {redact(self._target.url)!r} was not closed, and was discarded"
+            text = f"the shard {redact(self._target.url)!r} was discarded, because it was not closed"
             warn_user(text, ResourceWarning)
 
     def _flush(self) -> None:
@@ -217,7 +216,7 @@ def join_small(parts: list[bytes]) -> list[bytes]:
 
 
 class HashingWriter:
-    """Computes the SHA-256 of written data in a thread, which hashes one part while the next one is collected."""
+    """Computes the SHA-256 of written data in a thread that hashes one part while the next is collected."""
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
@@ -230,7 +229,7 @@ class HashingWriter:
         self._hashed = self._thread.submit(self._update, chunks)
 
     def hexdigest(self) -> str:
-        """Return the digest in hexadecimal digits, and stop the thread."""
+        """Return the digest in hexadecimal digits and stop the thread."""
         self._wait()
         self.close()
         return self._hash.hexdigest()

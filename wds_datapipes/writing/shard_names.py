@@ -1,4 +1,4 @@
-"""Names of written shards: how they are numbered, and how several writers share the numbers."""
+"""Names of written shards: how they are numbered and how several writers share the numbers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check_pattern(pattern: str | os.PathLike[str], *, maxcount: int, maxsize: fl
 
 
 class WriterShare(NamedTuple):
-    """One writer's share of numbered shards, if there are several writers, such as the workers of each rank.
+    """One writer's share of numbered shards if there are several writers, such as the workers of each rank.
 
     In a pattern, ``{rank}`` and ``{worker}`` are replaced by numbers. Writers that still share a pattern use every n-th
     number.
@@ -67,7 +67,7 @@ class WriterShare(NamedTuple):
         return pattern.replace("{rank}", str(self.rank)).replace("{worker}", str(self.worker))
 
     def numbers(self, pattern: str) -> tuple[int, int]:
-        """Return this writer's first number, and the step to the next one.
+        """Return this writer's first number and the step to the next one.
 
         >>> WriterShare(worker=1, workers=4).numbers("train-%06d.tar")
         (1, 4)
@@ -84,7 +84,7 @@ def find_old_shards(
     """Return the existing shards with the names of a writer's next shards, starting at ``number``, without gaps.
 
     After a writer's last shard, they come from an earlier run with more shards, and a pattern such as ``*`` would match
-    them, too.
+    them too.
     """
     found: list[str] = []
     while size_of(url := pattern % number, storage_options) is not None:
@@ -94,7 +94,7 @@ def find_old_shards(
 
 
 def remove_old_shards(urls: list[str], storage_options: Mapping[str, Any] | None = None) -> None:
-    """Remove shards and their indexes, last one first, so that an interruption leaves no gap."""
+    """Remove shards and their indexes, the last one first, so that an interruption leaves no gap."""
     for url in reversed(urls):
         remove_file(index_url(url), storage_options)
         remove_file(url, storage_options)
@@ -139,7 +139,7 @@ def _journal_name(pattern: str, journal: str | os.PathLike[str] | None) -> tuple
     path = local_path(pattern)
     if path is None:
         raise ValueError(
-            f"{redact(pattern)!r} is not a local path, and a journal cannot be in a store. Choose a local file for it, "
+            f"{redact(pattern)!r} is not a local path, but a journal must be a local file. Choose one, "
             f"as in journal='shards.journal'"
         )
     return NUMBER.sub("shards", path), ".journal"

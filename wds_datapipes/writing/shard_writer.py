@@ -43,18 +43,18 @@ OldShards: TypeAlias = Literal["warn", "remove", "keep"]
 
 
 class ShardWriter:
-    """Writes samples to numbered shards, each of which appears once it is complete.
+    """Writes samples to numbered shards; each appears once it is complete.
 
-    It is a context manager. After an error or Ctrl-C, finished shards remain, and the unfinished one is removed.
+    It is a context manager. After an error or Ctrl-C, finished shards remain and the unfinished one is removed.
     Without samples, no shard is written. See `TarWriter` for the content of a shard.
 
     With ``resume=True``, finished shards are recorded in a journal next to them. After an interruption, repeat the same
     call to resume. Either pass the same samples in the same order: the writer skips those of finished shards without
-    encoding them, and compares their keys. Or call `skip_finished`, and start with the sample after them. The shards
+    encoding them, and compares their keys. Or call `skip_finished` and start with the sample after them. The shards
     are identical, byte for byte, to those of an uninterrupted run.
 
     Args:
-        pattern: the path or URL, with ``%06d`` or similar for the number.
+        pattern: the path or URL with ``%06d`` or similar for the number.
         maxcount: the maximum number of samples per shard.
         maxsize: the maximum size of a shard in bytes before compression, including headers; a single sample may exceed
             it.
@@ -161,7 +161,7 @@ class ShardWriter:
                 if self._shard is not None and self._shard.size + packed.size + len(END) > self._maxsize:
                     self._finish(self._shard)
             finally:
-                if self._journal is not None:  # a rejected sample counts, too
+                if self._journal is not None:  # a rejected sample counts too
                     self._journal.add(sample)
             if self._shard is None:
                 self._shard = self._open()
@@ -177,7 +177,7 @@ class ShardWriter:
     def skip_finished(self) -> int:
         """Return the number of samples in finished shards; `write` then expects the sample after them.
 
-        Rejected samples count, too. Call this before the first `write`.
+        Rejected samples count too. Call this before the first `write`.
         """
         if self._has_started:
             raise ValueError("skip_finished must be called before the first sample is written")
@@ -258,7 +258,7 @@ class ShardWriter:
         self._number += self._step
 
     def _find_next(self, recorded: FinishedShard) -> ShardInfo | None:
-        """Return a recorded shard if it is the next one, without a gap, and exists."""
+        """Return a recorded shard if it exists and is the next one, without a gap."""
         info = recorded.info._replace(url=self.pattern % self._number)  # with its credentials
         # A post function may have moved the file.
         size = info.bytes if self._post is not None else size_of(info.url, self._options.storage_options)
@@ -271,7 +271,7 @@ class ShardWriter:
 def write_wds_shards(
     source: Iterable[Sample], pattern: str | os.PathLike[str], *, on_error: OnError = "raise", **options: Any
 ) -> Iterator[ShardInfo]:
-    """Write samples, and yield each finished shard; the options are those of `ShardWriter`."""
+    """Write samples and yield each finished shard; the options are those of `ShardWriter`."""
     check_on_error(on_error)
     policy = ErrorPolicy(on_error, "write_wds_shards")
     yielded = 0
