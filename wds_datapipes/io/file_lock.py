@@ -1,4 +1,4 @@
-"""Files of several processes: locks that end with their owner, and files that are renamed when complete."""
+"""Files shared by processes: locks that end with their owner, and files that are renamed when complete."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def lock_file(path: Path, *, wait: bool = True, keep_file: bool = False, create:
 
     Args:
         path: the file.
-        wait: wait for the current owner of the lock; otherwise, there is none if another process holds it.
+        wait: wait for the current owner of the lock; otherwise, yield None if another process holds it.
         keep_file: do not remove the file at the end.
-        create: create the file if needed; otherwise, there is no lock on a missing file.
+        create: create the file if needed; otherwise, yield None if it is missing.
 
     Raises:
         OSError: the file cannot be created, or its file system does not support locks.
@@ -48,7 +48,7 @@ def lock_file(path: Path, *, wait: bool = True, keep_file: bool = False, create:
             except BlockingIOError:
                 yield None
                 return
-            if not is_same_file(path, descriptor):  # its last owner has removed it
+            if not is_same_file(path, descriptor):  # its previous owner has removed it
                 continue
             try:
                 yield descriptor
@@ -56,7 +56,7 @@ def lock_file(path: Path, *, wait: bool = True, keep_file: bool = False, create:
                 if os.getpid() == owner:  # a process forked in the meantime has a copy of the context
                     if not keep_file:
                         path.unlink(missing_ok=True)
-                    # Such a process also has the descriptor, and would keep the lock.
+                    # Such a process also has the descriptor and would keep the lock.
                     fcntl.flock(descriptor, fcntl.LOCK_UN)
             return
         finally:
@@ -77,7 +77,7 @@ class AtomicFile:
     """Writes a file under a temporary name in the same folder, syncs it, and renames it.
 
     The file is locked while it is written, which distinguishes it from the leftovers of a killed process. Leftovers are
-    removed the next time that a file of the same name is written.
+    removed the next time a file of the same name is written.
 
     Args:
         path: the final name of the file. An existing file stays until this one is finished.
@@ -129,7 +129,7 @@ def _create_locked(path: str, buffer_bytes: int) -> tuple[str, BinaryIO]:
     while True:
         part = f"{path}.{os.getpid()}-{secrets.token_hex(4)}.part"
         stream: BinaryIO = open(part, "xb", buffering=buffer_bytes)  # noqa: PTH123, SIM115  the writer closes it
-        with contextlib.suppress(OSError):  # a file system without locks never reports a file as abandoned
+        with contextlib.suppress(OSError):  # without locks, no file is ever taken for abandoned
             fcntl.flock(stream, fcntl.LOCK_EX)
         if Path(part).exists():  # no other process removed it as abandoned before it was locked
             return part, stream
@@ -142,4 +142,4 @@ def _remove_abandoned(path: str) -> None:
     for each in os.listdir(folder or "."):  # noqa: PTH208  only the names are needed
         if each.startswith(f"{name}.") and each.endswith(".part"):
             with contextlib.suppress(OSError), lock_file(Path(folder, each), wait=False, create=False):
-                pass  # which removes it
+                pass  # removes the file

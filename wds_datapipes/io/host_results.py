@@ -19,7 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 from wds_datapipes.errors import RankLostError
 from wds_datapipes.io.file_lock import lock_file
 
-#: The lifetime of a result, and of the file of a killed process, in seconds.
+#: The lifetime of a result and that of the file of a killed process, in seconds.
 VALID_S, KEPT_S = 60.0, 86_400.0
 PREFIX = "wds-datapipes-host-"
 #: The interval between two checks of a file, in seconds.
@@ -29,7 +29,7 @@ T = TypeVar("T")
 Compute: TypeAlias = "Callable[[Callable[[object], object]], T]"
 """Returns a JSON value, without tuples; it may call its argument to report progress."""
 
-#: How often this process has asked for each result: the n-th time belongs to the n-th time of the other ranks.
+#: How often this process has asked for each result; the n-th time corresponds to the n-th time of the other ranks.
 _calls = Counter[str]()
 #: The stores whose connections this process shares with its parent.
 _inherited: list[Any] = []
@@ -38,24 +38,24 @@ _inherited: list[Any] = []
 def share_on_host(action: str, compute: Compute[T], *facts: object) -> T:
     """Return the result of a function that one rank on this host calls for all of them.
 
-    Without a process group, each process calls it. Otherwise the first rank writes the result to a file in the folder
-    for temporary files, which it has locked meanwhile. If that rank fails or dies, the next one calls the function.
-    Results are shared only between the same calls: with the same facts, equally often, and after as many collective
-    operations, as a rank may have changed what it then lists again.
+    Without a process group, each process calls it. Otherwise, the first rank locks a file in the folder for temporary
+    files and writes the result to it. If that rank fails or dies, the next one calls the function. Results are only
+    shared between the same calls: with the same facts, the same number of earlier calls, and the same number of
+    collective operations, since a rank may have changed what it then lists again.
 
     Args:
-        action: a description of the function for messages, as a predicate of the rank.
+        action: what the rank does, for messages, such as ``"lists s3://bucket/"``.
         compute: the function.
         facts: the values on which the result depends.
 
     Raises:
-        RankLostError: the rank that calls the function has made no progress for the time-out of the process group.
+        RankLostError: the rank that calls the function has made no progress within the time-out of the process group.
     """
     if (store := _store()) is None:
         return compute(str)
     group, collectives = sys.modules["torch.distributed"].group.WORLD, 0
     run, limit_s = store.compare_set("wds_datapipes/host", "", secrets.token_hex()), store.timeout.total_seconds()
-    with suppress(RuntimeError):  # not all backends count
+    with suppress(RuntimeError):  # not all backends count operations
         collectives = group._get_sequence_number_for_group()
     call = sha256(repr((run, collectives, Path.cwd(), action, facts)).encode("utf-8", "surrogatepass")).hexdigest()
     _calls[call] += 1
@@ -86,7 +86,7 @@ def _read(path: Path) -> bytes | None:
     """Return the result in a file, where it follows the name of the file's owner.
 
     Returns:
-        None if the file is missing, unfinished, old, or another user's, who may write to the same folder.
+        None if the file is missing, unfinished or old, or belongs to another user, who may write to the same folder.
     """
     with suppress(FileNotFoundError, PermissionError), path.open("rb") as file:
         facts, text = os.fstat(file.fileno()), file.read().partition(b"\n")[2]
@@ -96,7 +96,7 @@ def _read(path: Path) -> bytes | None:
 
 
 def _write(path: Path, descriptor: int, owner: str, compute: Compute[T]) -> T:
-    """Return the result of a function, and write it to a file that this process has locked."""
+    """Return the result of a function, after writing it to a file that this process has locked."""
     for other in path.parent.glob(f"{PREFIX}*"):
         with suppress(OSError):  # another process has removed it, or it belongs to another user
             if time.time() - other.stat().st_mtime > KEPT_S:
@@ -118,7 +118,7 @@ def _write(path: Path, descriptor: int, owner: str, compute: Compute[T]) -> T:
 
 
 def _store() -> Any:
-    """Return the store of the default process group; None without one, and in a process that a rank has forked."""
+    """Return the store of the default process group; None without a group and in processes that a rank has forked."""
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not (distributed.is_available() and distributed.is_initialized()):
         return None

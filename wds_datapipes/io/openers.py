@@ -46,7 +46,7 @@ def open_url(url: str, /, *, allow_local_files: bool = True, **options: Any) -> 
             systems, and ``timeout_s`` (seconds without a byte) and ``retries`` for all stores.
 
     Returns:
-        An unbuffered stream that reads forward, and seeks if its source does. Closing it releases everything it opened.
+        An unbuffered stream that reads forward, and seeks if its source can. Closing it releases everything it opened.
 
     Raises:
         ShardOpenError: there is nothing to read at this URL, or access is denied.
@@ -63,7 +63,7 @@ def open_url(url: str, /, *, allow_local_files: bool = True, **options: Any) -> 
     if isinstance(stream, io.RawIOBase | io.BufferedIOBase) or (isinstance(stream, io.IOBase) and stream.seekable()):
         return cast(BinaryIO, stream)
     # A registered opener may return any object with a read method, such as the body of an SDK's response. That of
-    # botocore is an IOBase, and its readinto fails at the end.
+    # botocore is an IOBase whose readinto fails at the end.
     return cast(BinaryIO, ForwardStream(stream, url))
 
 
@@ -108,7 +108,7 @@ def open_path(url: str, /, **_options: object) -> BinaryIO:
 
 
 def open_local(path: str, *, name: str) -> BinaryIO:
-    """Open a file unbuffered, because shard readers have their own buffers; ``name`` is its name in errors."""
+    """Open a file without a buffer, because shard readers have their own; ``name`` is its name in errors."""
     try:
         return Path(path).open("rb", buffering=0)
     except FileNotFoundError as error:
@@ -126,7 +126,7 @@ def open_local(path: str, *, name: str) -> BinaryIO:
         ) from error
 
 
-#: The opened standard inputs: one per process, unless the program replaces ``sys.stdin``; each is read once.
+#: The standard inputs opened so far: one per process, unless the program replaces ``sys.stdin``; each is read once.
 _opened: weakref.WeakSet[io.BufferedIOBase] = weakref.WeakSet()
 
 
@@ -141,7 +141,7 @@ class _StandardInput(RawStream):
 
 
 def open_standard_input(url: str, /, **_options: object) -> BinaryIO:
-    """Open standard input, which can be read only once."""
+    """Open standard input, which can only be read once."""
     if multiprocessing.parent_process() is not None:
         raise ShardOpenError(
             f"The shard {url!r} is standard input, which worker processes do not have. Read it with num_workers=0"

@@ -35,11 +35,11 @@ GRACE_S = 2.0
 
 
 class ShardPrefetcher(Iterable[T]):
-    """Yields the URLs of shards, and opens the shards; threads prefetch the remote ones.
+    """Yields the URLs of shards and opens the shards; threads prefetch the remote ones.
 
-    URLs are taken from the source in advance only while all of them are remote shards: a source that yields a local
-    file may wait until the file was read. Errors of the source and of the shards are raised at the same point as
-    without prefetching.
+    URLs are taken from the source in advance only while all of them are remote shards, since a source that yields a
+    local file may wait until the file has been read. Errors of the source and of the shards are raised at the same
+    point as without prefetching.
 
     Args:
         source: yields the URLs.
@@ -64,7 +64,7 @@ class ShardPrefetcher(Iterable[T]):
         self._max_bytes = max(max_bytes, MIN_SHARD_BYTES * (open_shards + 1)) if max_bytes else 0
         self._shard_bytes = self._max_bytes // (open_shards + 1)
         self._options, self._is_requested = options, is_requested
-        #: URLs that were taken from the source but not yielded yet.
+        #: URLs taken from the source but not yielded yet.
         self._pending: deque[tuple[int, T]] = deque()
         self._failure: Exception | None = None
         #: The shards that are being read, by index; the first ones may have been yielded.
@@ -83,7 +83,7 @@ class ShardPrefetcher(Iterable[T]):
                 self._current, url = self._pending.popleft()
                 self._can_extend = True
                 if self._open_shards > 1 and self._is_prefetchable(url) and self._is_requested(self._current):
-                    self._fetch(self._current, str(url))  # its turn may come later
+                    self._fetch(self._current, str(url))  # it may be opened later
                 yield url
             if self._failure is not None:
                 raise self._failure
@@ -129,7 +129,7 @@ class ShardPrefetcher(Iterable[T]):
         return is_remote(split_scheme(url)[0])
 
     def _extend(self, current: int) -> None:
-        """Prefetch more of the current shard, and start prefetching the next ones, within the limit."""
+        """Prefetch more of the current shard and start prefetching the next ones, within the limit."""
         fetches = self._fetches.values()
         self._expect(fetches)
         reading = self._fetches[current]
@@ -214,7 +214,7 @@ class PrefetchThread:
                 self._changed.notify_all()
 
     def peek(self, size: int) -> bytes:
-        """Wait for the next bytes, and return at most ``size`` of them without consuming them; none at the end."""
+        """Wait for the next bytes; return at most ``size`` of them without consuming them, or none at the end."""
         with self._changed:
             self._wait_for(1)
             if not self._buffered:
@@ -223,7 +223,7 @@ class PrefetchThread:
             return bytes(block.data[block.start : min(block.start + size, block.end)])
 
     def take(self, size: int, least: int) -> bytes:
-        """Wait for ``least`` bytes, or as many as can be buffered, and return at most ``size``; none at the end.
+        """Wait for ``least`` bytes or as many as can be buffered; return at most ``size``, or none at the end.
 
         Raises:
             Exception: the error that reading raised in the thread.
@@ -285,7 +285,7 @@ class PrefetchThread:
     def _wait_for(self, count: int) -> None:
         """Wait until this many bytes or all remaining bytes are buffered."""
         if self._buffered < count and not self._has_ended:
-            # A fast store soon sends several samples, which are better read together than with a wake-up for each.
+            # A fast store soon sends several samples; reading them together saves a wake-up for each.
             self._awaited = min(max(count, WAKE_UP_BYTES), self._max_bytes)
             self._changed.wait(WAKE_UP_S)
         self._awaited = count

@@ -39,7 +39,7 @@ def move_bytes(source: memoryview, buffer: Buffer) -> tuple[int, memoryview]:
 
 
 class RawStream(io.RawIOBase):
-    """A stream that can be read, and is closed once; subclasses define ``readinto`` and ``_release``."""
+    """A readable stream that is closed only once; subclasses define ``readinto`` and ``_release``."""
 
     def readable(self) -> bool:
         """Return True."""
@@ -60,7 +60,7 @@ class RawStream(io.RawIOBase):
 class ForwardStream(RawStream):
     """Reads a remote file forward; its errors name the shard.
 
-    The errors of network libraries may contain the URL with its credentials. They are redacted, and not chained.
+    Errors of network libraries may contain the URL with its credentials, so they are redacted and not chained.
 
     Args:
         file: an object with the methods ``read`` and ``close``.

@@ -24,13 +24,13 @@ class ReadLimits:
     Args:
         member_bytes: the size of a member or a record, and of the decompressed content of a compressed field
             (``json.gz``), in bytes. By default 8 GiB, the largest size in a plain tar header. A member is read into
-            memory as a whole, and copied once or twice while it is decoded. Members that ``select_files`` excludes may
+            memory as a whole and copied once or twice while it is decoded. Members that ``select_files`` excludes may
             be larger.
         name_bytes: the length of a member's name including its folders, in bytes. By default 4096, the longest path on
             Linux.
         headers: the number of consecutive headers for one member: long name, long link, PAX records and global PAX
             records. By default 256; common programs write at most three.
-        gap_bytes: the number of bytes between two files, of folders, links, devices, members of unknown types, and
+        gap_bytes: the number of bytes between two files that are folders, links, devices, members of unknown types, or
             zeros after an end marker. By default 512 MiB, a million links. Without this limit, a server could keep a
             reader busy forever without sending a file.
         tail_bytes: the number of zero bytes after the end marker of an archive, or after its compressed data. By
@@ -70,7 +70,7 @@ class ReadLimits:
                 raise ValueError(f"{field.name} must be a non-negative integer or None, not {value!r}")
 
     def most(self, name: str) -> int:
-        """Return a limit as a number, `NO_LIMIT` if it is ``None``."""
+        """Return a limit as a number; `NO_LIMIT` if it is ``None``."""
         value: int | None = getattr(self, name)
         return NO_LIMIT if value is None else value
 
@@ -91,7 +91,7 @@ class ReadLimits:
             compressed: the compressed size in bytes.
             expanded: the decompressed size in bytes.
             what: the field's name in the error.
-            is_all: whether ``expanded`` is the whole size, and not a lower bound.
+            is_all: whether ``expanded`` is the whole size rather than a lower bound.
         """
         for name, most in (("member_bytes", self.most("member_bytes")), ("expansion", self.most_expanded(compressed))):
             if expanded > most:

@@ -121,7 +121,7 @@ class ShellProcess:
         return self._process.returncode
 
     def poll(self) -> int | None:
-        """Return the exit status if the command has exited, and None otherwise."""
+        """Return the exit status if the command has exited, otherwise None."""
         if self._process.poll() is not None:
             self._close_pipes()
         return self._process.returncode
@@ -181,7 +181,7 @@ os.register_at_fork(after_in_child=_close_copies)
 
 @functools.cache
 def shell() -> tuple[str, ...]:
-    """Return the words that run a command line by the shell of this host, with ``pipefail``.
+    """Return the words that run a command line in the shell of this host, with ``pipefail``.
 
     Raises:
         ShardOpenError: there is no bash.
@@ -224,7 +224,7 @@ POLL_MS = 50
 
 
 def open_command(url: str, /, **_options: object) -> BinaryIO:
-    """Run a shell command, with ``pipefail``, and read its output."""
+    """Run a shell command with ``pipefail``, and read its output."""
     _, command = split_scheme(url)
     if not command.strip():
         raise ShardOpenError(f"{url!r} holds no command. Write it after the colon, as in pipe:zcat 000.tar.gz")
@@ -238,8 +238,8 @@ def open_command(url: str, /, **_options: object) -> BinaryIO:
 class _CommandStream(RawStream):
     """Reads the output of a command; raises an error at the end if the command has failed.
 
-    The command's standard error is forwarded as it arrives, and its last lines are quoted in the error. The thread that
-    reads the stream reads both pipes, so a command with many messages waits for its reader.
+    The command's standard error is forwarded as it arrives, and its last lines are quoted in the error. One thread
+    reads both pipes, so a command that prints many messages waits for its reader.
     """
 
     def __init__(self, process: ShellProcess, command: str) -> None:
@@ -299,7 +299,7 @@ class _CommandStream(RawStream):
         self._process.signal(signal.SIGTERM)
 
     def _release(self) -> None:
-        """Close the pipes, and terminate the command with its child processes if it is still running."""
+        """Close the pipes, and terminate the command and its child processes if it is still running."""
         self._output.close()
         self._errors.close()
         if self._process.returncode is None:

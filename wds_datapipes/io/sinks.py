@@ -37,7 +37,7 @@ class Sink(Protocol):
         """
 
     def finish(self) -> None:
-        """Finish the shard, and wait until it is visible under its name.
+        """Finish the shard and wait until it is visible under its name.
 
         Raises:
             ShardWriteError: finishing failed, or the command has failed.
@@ -127,7 +127,7 @@ class StreamSink:
     Args:
         stream: an object with a method ``write`` that accepts bytes.
         url: its name in errors.
-        close: close the stream at the end; otherwise its owner closes it.
+        close: close the stream at the end; otherwise, its owner closes it.
     """
 
     def __init__(self, stream: Any, url: str = "", *, close: bool = False) -> None:
@@ -164,7 +164,7 @@ MAX_CHUNKS = 1024
 
 
 class LocalSink:
-    """Writes to a temporary file in the same folder, and renames it.
+    """Writes to a temporary file in the same folder and renames it.
 
     An existing path that is not a regular file, such as a named pipe, is written directly.
     """
@@ -175,7 +175,7 @@ class LocalSink:
         self._file: AtomicFile | None = None
         target = Path(path)
         try:
-            target = target.resolve()  # a symbolic link stays, and its target is replaced
+            target = target.resolve()  # a symbolic link stays; its target is replaced
             if target.is_dir():
                 raise IsADirectoryError(0, "it is a folder")
             if target.exists() and not target.is_file():
@@ -228,7 +228,7 @@ class LocalSink:
 
 
 class CommandSink:
-    """Runs a shell command, with ``pipefail``, and writes to its standard input.
+    """Runs a shell command with ``pipefail``, and writes to its standard input.
 
     The shard is complete if the command exits with status 0 after the end of its input. If the shard is discarded, or
     this process is killed, the process group of the command is killed before it sees the end of its input, so that it
@@ -242,7 +242,7 @@ class CommandSink:
         if not self._command.strip():
             raise ShardWriteError(f"{url!r} holds no command. Write it after the colon, as in pipe:cat > 000.tar")
         self._written = 0
-        # A file needs no reader; the error of a failed command quotes its end.
+        # A file, unlike a pipe, needs no reader. The error of a failed command quotes its end.
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  closed with the command
         try:
             self._process = ShellProcess(self._command, feeds=True, stderr=self._stderr)
@@ -267,7 +267,7 @@ class CommandSink:
             raise ShardWriteError(self._failure_text("stopped reading and ")) from None
 
     def finish(self) -> None:
-        """Close the input of the command, and wait for it to exit."""
+        """Close the input of the command and wait for it to exit."""
         self._end()
         if self._process.returncode != 0:
             raise ShardWriteError(self._failure_text())
@@ -299,8 +299,8 @@ PART_BYTES = 16 << 20
 class RemoteSink:
     """Uploads to an object store; on other file systems, writes under a temporary name and renames.
 
-    Stores such as S3 and Google Cloud Storage make an upload visible only when it is finished, and can abort it. Other
-    file systems get a temporary name in the same folder.
+    Stores such as S3 and Google Cloud Storage make an upload visible only when it is finished and can abort it. On
+    other file systems, the file has a temporary name in the same folder.
 
     Args:
         url: ``scheme://...``.
@@ -355,13 +355,13 @@ class RemoteSink:
 
 
 def _can_discard(file: Any) -> bool:
-    """Whether a file is invisible until it is closed, and its upload can be aborted."""
+    """Whether a file is invisible until it is closed and its upload can be aborted."""
     kind = type(file)
     return isinstance(file, AbstractBufferedFile) and kind.discard is not AbstractBufferedFile.discard
 
 
 def _abandon(file: Any) -> None:
-    """Abort an upload, and mark the file closed so that its garbage collection sends nothing more."""
+    """Abort an upload, and mark the file as closed, so that its garbage collection sends nothing more."""
     try:
         file.discard()
     finally:

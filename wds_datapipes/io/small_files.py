@@ -1,4 +1,4 @@
-"""Sidecar files, such as the index of a shard: their names, and reading and writing them as a whole."""
+"""Sidecar files, such as the index of a shard: naming, reading and writing them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from wds_datapipes.io.sinks import open_target
 from wds_datapipes.io.urls import without_query
 from wds_datapipes.redaction.storage_options import raise_alone, redactor_of
 
-#: The largest sidecar file, so that a server cannot fill the memory.
+#: The maximum size of a sidecar file, so that a server cannot fill the memory.
 LARGEST_BYTES = 4 << 30
 
 
@@ -28,10 +28,10 @@ def sidecar_name(url: str, suffix: str, folder: str | os.PathLike[str] | None = 
     Args:
         url: the shard.
         suffix: appended to the name.
-        folder: the folder of the sidecar file; that of the shard by default.
+        folder: the folder of the sidecar file; by default, that of the shard.
 
     Raises:
-        ValueError: the shard is a command or standard input, and ``folder`` is not given.
+        ValueError: the shard is a command or standard input and ``folder`` is not given.
     """
     scheme, _ = split_scheme(url)
     if folder is not None:

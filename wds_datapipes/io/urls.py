@@ -19,7 +19,7 @@ BUILT_IN: dict[str, str] = {
     "pipe": "wds_datapipes.io.shell_process:open_command",
 }
 
-#: The storage options that apply to every store, and are not passed to its library.
+#: The storage options that apply to every store and are not passed to its library.
 STORE_OPTIONS = ("timeout_s", "retries")
 
 #: The opener of a ``scheme://...`` without a registered one.
@@ -36,7 +36,7 @@ def register_opener(scheme: str, opener: Opener, *, replace: bool = False) -> No
     r"""Register a function that opens the URLs of a scheme, in this process.
 
     The function receives the whole URL, and the options of the reading stage as keyword arguments. It returns a binary
-    stream that reads forward; the stage closes it. It opens both ``scheme:...`` and ``scheme://...``, and takes
+    stream that reads forward and that the stage closes. It opens both ``scheme:...`` and ``scheme://...``, and takes
     precedence over fsspec's file systems.
 
     Worker processes that are started by "spawn" or "forkserver" do not inherit the registration. Call this function in
@@ -160,11 +160,11 @@ def is_remote(scheme: str) -> bool:
 
 
 def known_schemes() -> list[str]:
-    """Return the schemes that do not need fsspec: the built-in ones, and those of `register_opener`."""
+    """Return the schemes that do not need fsspec: the built-in ones and those of `register_opener`."""
     return sorted({*BUILT_IN, *_registered} - {""})
 
 
-#: The schemes that ``allow_local_files=False`` opens: files on a network. All others are rejected, since fsspec has
+#: The schemes that ``allow_local_files=False`` allows: files on a network. All others are rejected, since fsspec has
 #: file systems that read local files, unpack archives, or read from another URL.
 NETWORK_SCHEMES = frozenset(
     {"abfs", "abfss", "ais", "az", "ftp", "gcs", "gs", "hf", "http", "https", "s3", "s3a", "sftp"}
@@ -181,13 +181,13 @@ def check_url(url: str, *, allow_local_files: bool = True, listed_in: str | None
     Args:
         url: the URL, after rewriting rules and variables are applied.
         allow_local_files: False accepts only files on a network.
-        listed_in: the path or URL of the file that lists it, if one does. One that is not on this host may not name
+        listed_in: the path or URL of the file that lists it, if any. A file that is not on this host may not name
             commands or standard input.
 
     Raises:
-        UnsafeInputError: it is a command or standard input, and the file that lists it is remote. Or only files on a
-            network are accepted, and it is a path, a command, standard input or a chain of file systems; or its scheme
-            is not in `NETWORK_SCHEMES`, or has an opener of `register_opener`.
+        UnsafeInputError: a remote file lists a command or standard input; or only files on a network are accepted, and
+            the URL is a path, a command, standard input or a chain of file systems, or its scheme is not in
+            `NETWORK_SCHEMES` or has an opener of `register_opener`.
     """
     if not allow_local_files and (found := _not_on_network(url)):
         raise UnsafeInputError(

@@ -27,20 +27,20 @@ LARGEST_BLOCK = 4 << 20
 def decompress_stream(stream: BinaryIO, *, url: str, limits: ReadLimits = DEFAULT_LIMITS) -> BinaryIO:
     """Decompress a stream if its first bytes identify a compression format; its name does not matter.
 
-    Supports gzip, bz2 and xz, and zstd with the extra ``zst``. A stream may consist of several concatenated members or
+    Supports gzip, bz2, xz and, with the extra ``zst``, zstd. A stream may consist of several concatenated members or
     frames, with zero padding between and after them.
 
     Args:
-        stream: the stream from `open_url`. It is closed with the result, and if this function raises.
+        stream: the stream from `open_url`. It is closed with the result or if this function raises.
         url: the shard's name in errors.
         limits: the limits on its expansion.
 
     Returns:
-        A buffered stream, which can seek if the stream is uncompressed and can seek. An uncompressed local file, or a
-        prefetched shard, is returned as it is, since a buffer would copy all data once more.
+        A buffered stream, which can seek if the stream is uncompressed and can seek. An uncompressed local file or a
+        prefetched shard is returned as it is, since a buffer would copy all data once more.
 
     Raises:
-        MissingDependencyError: the data are zstd and the package for it is not installed.
+        MissingDependencyError: the data are zstd, and the package for it is not installed.
 
     Reading the result raises ``TruncatedShardError`` if the compressed data end too early, ``CorruptShardError`` if
     they are damaged or followed by other data, ``ReadLimitError`` if they exceed the limits, and the stream's errors.

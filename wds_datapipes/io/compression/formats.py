@@ -1,4 +1,4 @@
-"""Compression formats of shards: one table of their names and suffixes, their magic bytes, and their codecs."""
+"""Compression formats of shards: a table of their names, suffixes, magic bytes and codecs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from wds_datapipes.extras import require
 from wds_datapipes.io.openers import redact, split_scheme
 
 Compress: TypeAlias = "bool | Literal['gz', 'bz2', 'xz', 'zst'] | None"
-"""``None`` selects by the file name; ``True`` is gzip, and ``False`` disables compression."""
+"""``None`` selects by the file name, ``True`` is gzip, and ``False`` disables compression."""
 
 #: Compressed bytes per call of a decompressor.
 INPUT_BYTES = 64 << 10
@@ -101,7 +101,7 @@ class Compression(NamedTuple):
     input_bytes: int = INPUT_BYTES
 
 
-#: Deterministic on writing. To add a format, add a row, and its suffix to `Compress`.
+#: Writing is deterministic. To add a format, add a row here and its suffix to `Compress`.
 COMPRESSIONS = (
     # A block size and a block or end marker follow ``BZh``: a plain tar may start with a ``BZh9.txt``.
     Compression(
@@ -139,8 +139,8 @@ SHARD_SUFFIXES = (
     *(f".tar.{each.suffix}" for each in COMPRESSIONS),
     *(short for each in COMPRESSIONS for short in each.short),
 )
-#: Suffixes of other formats, because programs that choose by name would fail to open such a shard. Suffixes of records
-#: may be followed by a compression suffix.
+#: Suffixes of other formats: programs that choose by name would fail to open a shard with one of them. Suffixes of
+#: records may be followed by a compression suffix.
 FOREIGN_SUFFIXES = (
     *(".7z", ".br", ".jar", ".lz", ".lz4", ".lzma", ".lzo", ".rar", ".sz", ".z", ".zip"),
     *(".cbor", ".cbors", ".jsonl", ".jsonlines", ".mp", ".mps", ".msgpack", ".msgpacks", ".ndjson"),
