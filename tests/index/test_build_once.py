@@ -109,7 +109,7 @@ def test_when_a_builder_is_killed_its_workers_end_and_another_process_continues(
     first, receiver = started(build)
     wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
     second = started(build_and_log)
-    wait_until(lambda: log.exists() and f"which builds indexes and has locked {tmp_path}" in log.read_text())
+    wait_until(lambda: log.exists() and f"that builds indexes and has locked {tmp_path}" in log.read_text())
     assert not (tmp_path / "2.tar.wdsidx").exists()
     first.kill()
     first.join()

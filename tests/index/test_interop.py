@@ -67,7 +67,7 @@ def test_an_index_of_dali_has_the_offsets_of_the_data(any_shard: str) -> None:
 WITH_LAST_DOT = IndexOptions(key_rule=last_dot)
 REFUSED: list[tuple[list[str], IndexOptions, type[Exception], str]] = [
     *(
-        ([name], IndexOptions(), UnsupportedSidecarError, "x.tar holds the member .* an index of DALI")
+        ([name], IndexOptions(), UnsupportedSidecarError, "x.tar has the member .* the words of a DALI index")
         for name in ("with blank.jpg", "with\ttab.jpg", "a.j\npg", "a.")
     ),
     (["a.b.jpg"], WITH_LAST_DOT, UnsupportedSidecarError, "rule last_dot, but DALI splits names at"),

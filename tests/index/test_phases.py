@@ -97,8 +97,8 @@ def test_weights_change_linearly() -> None:
     ("weights", "error", "message"),
     [
         ([], ValueError, "weights must have a point for step 0"),
-        ([(1, {"a": 1})], ValueError, "must increase, from 0 for a point that is not linear, and 1 follows -1"),
-        ([(0, {"a": 1}), (0, {"a": 2})], ValueError, "and 0 follows 0"),
+        ([(1, {"a": 1})], ValueError, "must increase, from 0 for a point that is not linear, but 1 follows -1"),
+        ([(0, {"a": 1}), (0, {"a": 2})], ValueError, "but 0 follows 0"),
         ([(0, {"a": 1}, "linear")], ValueError, "from 0 for a point that is not linear"),
         (
             [(0, {"a": 1}), (2, {"a": 1}, "cubic")],
@@ -106,7 +106,7 @@ def test_weights_change_linearly() -> None:
             r'must be \(step, weights\) or \(step, weights, "linear"\)',
         ),
         ([{"a": 1}], TypeError, "a point of weights must be"),
-        ([(0, {"b": 1})], ValueError, r"weights are for \['b'\], and the datasets are \['a'\]"),
+        ([(0, {"b": 1})], ValueError, r"weights are for \['b'\], but the datasets are \['a'\]"),
         ([(-1, {"a": 1})], ValueError, "the step of a point of weights"),
     ],
 )
@@ -117,7 +117,7 @@ def test_wrong_schedules_are_refused(weights: Any, error: type[Exception], messa
 
 def test_a_schedule_needs_steps() -> None:
     weights = [(0, {"a": 1}), (2, {"a": 2})]
-    with pytest.raises(ValueError, match="weights by step need a global_batch_size"):
+    with pytest.raises(ValueError, match="weights by step require global_batch_size"):
         check_schedule(weights, ["a"], None)
     with pytest.raises(RuntimeError, match="this loader does not count the steps of a run"):
         next(iter(IndexedSamples({"a": manifest("a", [9])}, weights=weights, global_batch_size=2)))

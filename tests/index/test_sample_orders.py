@@ -190,7 +190,7 @@ def test_weights_become_integers(weights: dict[str, float], expected: list[int])
     ("weights", "error", "message"),
     [
         ([1, 2], TypeError, "weights must be a mapping, as in"),
-        ({"a": 1}, ValueError, r"weights are for \['a'\], and the datasets are \['a', 'b'\]"),
+        ({"a": 1}, ValueError, r"weights are for \['a'\], but the datasets are \['a', 'b'\]"),
         ({"a": 1, "b": -1}, ValueError, "the weight of 'b' must be finite and not negative, not -1"),
         ({"a": float("nan"), "b": 1}, ValueError, "the weight of 'a' must be finite"),
         ({"a": "1", "b": 1}, TypeError, "the weight of 'a' must be a number, not '1'"),

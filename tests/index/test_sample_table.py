@@ -76,7 +76,7 @@ def test_each_wanted_key_is_found_or_is_not_unique(hashed: Any, shards: list[lis
         table = KeyTable([f"{number}.tar" for number in range(len(shards))], [Keys(each) for each in shards])  # type: ignore[misc]
         assert list(table) == keys
         if any(keys.count(key) > 1 for key in others):
-            with pytest.raises(DuplicateKeyError, match=r"is not unique: it is that of sample \d+ \(in \d\.tar\)"):
+            with pytest.raises(DuplicateKeyError, match=r"is not unique: sample \d+ \(in \d\.tar\)"):
                 table.find(others)
             others = [key for key in others if keys.count(key) < 2]
         expected = [keys.index(key) if key in keys else -1 for key in others]
@@ -99,9 +99,7 @@ def test_a_key_that_is_not_unique_is_refused_if_it_is_wanted(pattern: str, tmp_p
     build_indexes([twice], columns=label)
     table = read_table([*read_table(pattern).urls, twice])
     assert table.find(["new", "0-0"]).tolist() == [12, 0]
-    with pytest.raises(
-        DuplicateKeyError, match=r"'0-1' is not unique: .* sample 1 \(in .*0\.tar\) and of sample 11 \(in .*3\.tar\)"
-    ):
+    with pytest.raises(DuplicateKeyError, match=r"'0-1' is not unique: sample 1 \(in .*0\.tar\) and sample 11 \(in"):
         table.find(["0-1"])
 
 

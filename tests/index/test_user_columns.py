@@ -95,7 +95,7 @@ def test_a_stale_index_with_columns_is_not_rebuilt_without_them(tmp_path: Path) 
     build_indexes(pattern, columns=columns_of)
     build_shard(tmp_path / "0.tar", [{"__key__": "new", "cls": "1", "json": "{}"}])
     os.utime(tmp_path / "0.tar", ns=(1, 1))
-    with pytest.raises(StaleSidecarError, match=r"0\.tar\.wdsidx is stale, and has the columns \['label', "):
+    with pytest.raises(StaleSidecarError, match=r"0\.tar\.wdsidx is stale and has the columns \['label', "):
         IndexedSamples(pattern)
     build_indexes(pattern, rebuild=True)
     assert len(IndexedSamples(pattern)) == 9
@@ -107,8 +107,8 @@ def test_a_stale_index_with_columns_is_not_rebuilt_without_them(tmp_path: Path) 
         ([{"a": 1}, {"a": "x"}], TypeError, "the column 'a' of .* has values of the types int, str"),
         ([{"a": True}, {"a": 2}], TypeError, "the types bool, int"),
         ([{"a": None}, {"a": None}], TypeError, "the types NoneType"),
-        ([{"a": 1}, {}], ValueError, r"returned \[\] for the sample '1' .*, and \['a'\] for those before"),
-        ([{"key_ends": 1}], ValueError, "a column cannot have the name 'key_ends'"),
+        ([{"a": 1}, {}], ValueError, r"returned \[\] for the sample '1' .*, but \['a'\] for those before"),
+        ([{"key_ends": 1}], ValueError, "already has a column 'key_ends'"),
         ([{"a": "x" * 300}] * 2, ValueError, "a text of more than 256 characters"),
         ([{"a": "x\0"}] * 2, ValueError, "ends with a null character"),
         ([{"a": 1 << 70}] * 2, ValueError, "integers of more than 64 bits"),

@@ -1,4 +1,4 @@
-"""Index construction: builds the index of a shard, and checks an index against its shard."""
+"""Index construction: builds the index of a shard and checks an index against its shard."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def build_index(
 ) -> ShardIndex:
     """Build the index of a shard.
 
-    Only the headers of a local shard are read, and of a remote shard if its store supports range requests. A compressed
+    Only headers are read if the shard is local or its store supports range requests. A compressed
     shard is read completely; its index has the keys, sizes and counts, but does not allow reading samples in any order.
 
     Args:
@@ -106,7 +106,7 @@ def index_members(
             of the same field, the first counts then.
 
     Raises:
-        DuplicateKeyError: a sample has a field twice, or a key recurs, and the options forbid it.
+        DuplicateKeyError: a sample has a field twice or a key recurs, and the options forbid it.
 
     Examples:
         >>> members = [("a.tar", "a.txt", ("a.txt", 512, 3), 0), ("a.tar", "a.cls", ("a.cls", 1536, 1), 1024)]
@@ -188,7 +188,7 @@ def check_index(
     Args:
         index: the index.
         url: the shard.
-        depth: ``"size"`` compares the size of the shard, and its ETag if it has one; ``"headers"`` reads all headers
+        depth: ``"size"`` compares the size of the shard and its ETag, if it has one; ``"headers"`` reads all headers
             and compares the positions of all samples; ``"bytes"`` also compares the digest, if the index has one.
         key_rule: the rule with which the index was built, if it is not one of this package.
         storage_options: passed to a remote file system.

@@ -41,7 +41,7 @@ FOLDER_LOCK = ".wdsidx.lock"
 
 
 class IndexResult(NamedTuple):
-    """The index of a shard, and whether it was just built.
+    """The index of a shard and whether it was just built.
 
     Attributes:
         url: the shard.
@@ -94,12 +94,12 @@ def build_indexes(
         index_dir: a directory for the indexes, if the shards are on read-only storage; by default they are next to the
             shards.
         rebuild: build all indexes, even if they are valid.
-        options: how shards are indexed. An index that was built by other rules is invalid then, and so is one without a
-            digest if there should be one.
+        options: how shards are indexed. An index built by other rules is invalid, as is one without a digest if there
+            should be one.
         columns: a function that computes columns of your own, such as labels, from each sample; see `build_index`. An
-            index with columns of another function is invalid then. Without this argument, valid indexes keep theirs.
+            index with columns of another function is invalid. Without this argument, valid indexes keep theirs.
         fields: the fields that this function needs; by default all. Others are not read.
-        on_error: ``"raise"`` stops at the first shard that cannot be indexed, and keeps the indexes built so far. The
+        on_error: ``"raise"`` stops at the first shard that cannot be indexed and keeps the indexes built so far. The
             other values are the same as in all stages.
         executor: any executor of ``concurrent.futures``, such as one for a cluster, to build the indexes; by default,
             processes on this host.
@@ -114,7 +114,7 @@ def build_indexes(
     Raises:
         ShardError: a shard cannot be read.
         SampleError: a field occurs twice in a sample.
-        SidecarError: an index, or its directory, cannot be written; or a shard has changed while it was read.
+        SidecarError: an index or its directory cannot be written, or a shard has changed while it was read.
         WorkerDiedError: a process died without a result.
         ValueError: two shards would have the same index.
 
@@ -255,7 +255,7 @@ def _find_or_build(
 
 
 def _check_cache(access: AccessOptions, sizes: Sequence[int] | Numbers, window: int, lanes: int) -> None:
-    """Check that the cache has space for the largest shard, and for a window of a lane.
+    """Check that the cache has space for the largest shard and for a window of a lane.
 
     Args:
         access: contains the limit.
@@ -291,8 +291,8 @@ def _check_no_columns(path: str, storage_options: Mapping[str, Any] | None) -> N
         return
     if index.columns_by is not None:
         raise StaleSidecarError(
-            f"{redact(path)} is stale, and has the columns {index.user_columns}, which only the function that computed "
-            "them can compute again. Call build_indexes(columns=...) with it, or delete the index"
+            f"{redact(path)} is stale and has the columns {index.user_columns}, so building it again requires their "
+            "function. Pass it to build_indexes(columns=...), or delete the index"
         )
 
 
@@ -300,8 +300,8 @@ def _check_no_columns(path: str, storage_options: Mapping[str, Any] | None) -> N
 def lock_folder(path: str, *, create: bool = False) -> Iterator[bool]:
     """Hold the lock of the folder of an index, after waiting for the process that holds it.
 
-    Yields whether there was such a process, which may have built indexes. Remote folders, and folders on a file system
-    without locks, are not locked. The kernel releases the lock of a process that dies.
+    Yields whether there was such a process, which may have built indexes. Remote folders and folders on a file system
+    without locks are not locked. The kernel releases the lock of a process that dies.
 
     Args:
         path: the index.
@@ -319,7 +319,7 @@ def lock_folder(path: str, *, create: bool = False) -> Iterator[bool]:
                     lock.parent.mkdir(parents=True, exist_ok=True)
                 if stack.enter_context(lock_file(lock, wait=False)) is None:
                     has_waited = True
-                    LOGGER.warning("Waiting for another process, which builds indexes and has locked %s", lock)
+                    LOGGER.warning("Waiting for another process that builds indexes and has locked %s", lock)
                     stack.enter_context(lock_file(lock))
             except (FileNotFoundError, ValueError):  # nor is there the shard, which is reported when it is opened
                 pass
@@ -364,7 +364,7 @@ def find_index(
         LOGGER.warning(
             "The index of %s is built again although it may be valid, as are those of other shards there: the server "
             "reports neither ETag nor Last-Modified. Configure it to send one of them, or write a manifest: its "
-            "indexes are used as they are, and compared with the shards as samples are read",
+            "indexes are used as they are and compared with the shards as samples are read",
             redact(url),
         )
     file = local_path(path)

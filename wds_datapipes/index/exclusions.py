@@ -1,4 +1,4 @@
-"""Exclusions: samples that an epoch leaves out, selected by key or by functions of the indexes."""
+"""Exclusions: samples that an epoch leaves out, selected by keys or by functions of indexes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Exclusions:
         self._keys = {name: frozenset(each for each in items if isinstance(each, str)) for name, items in lists.items()}
 
     def together(self, others: Sequence[Exclusions]) -> Exclusions:
-        """Return these exclusions and those of other stages, with the number of the stage before each name."""
+        """Return these exclusions and those of other stages, with the number of its stage before each name."""
         found = {f"{number} {name}": own for number, each in enumerate(others) for name, own in each._lists.items()}
         return Exclusions({**self._lists, **found})
 
@@ -43,7 +43,7 @@ class Exclusions:
 
         Raises:
             MissingSidecarError: the file of keys cannot be read.
-            TypeError: it is neither a file, a function nor a list of keys and functions, nor as `by_dataset` needs it.
+            TypeError: it is neither a file, a function nor a list of keys and functions, or `by_dataset` refuses it.
             ValueError: there is no dataset with one of the names.
         """
         lists = by_dataset("exclude", exclude, names)
@@ -66,8 +66,8 @@ class Exclusions:
         """Return the history of a run, extended by these exclusions if some were added.
 
         Args:
-            history: the records of the run so far; some have an epoch, a position in it, and a `note`, which applies
-                from there on.
+            history: the records of the run so far; some have an epoch, a position in it, and a `note` that applies from
+                there on.
             epoch: the epoch in which the run resumes.
             position: the position in this epoch.
 
@@ -83,8 +83,8 @@ class Exclusions:
         ]
         if differences:
             raise StateError(
-                "EpochOptions(exclude=) must begin with what it had when this state was saved, in the same order, as "
-                f"otherwise samples return that were left out: {'; '.join(differences)}. Append new ones at the end"
+                "EpochOptions(exclude=) must begin with what it had when this state was saved, in the same order; "
+                f"otherwise, excluded samples would return: {'; '.join(differences)}. Append new ones at the end"
             )
         changed = {"epoch": epoch, "position": position, "excluded": self.note()}
         return [*history, *([changed] if self.note() != note else [])]
@@ -117,10 +117,10 @@ def _items_of(exclude: Exclude, storage_options: Mapping[str, Any] | None) -> li
 
         return share_on_host(f"reads {redact(url)}", read, url, storage_options)
     if isinstance(exclude, set | frozenset):
-        raise TypeError("exclude must be a list, to which a run can append, and not a set, which has no order")
+        raise TypeError("exclude must be a list, not a set: a run may only append to it, so its order matters")
     items = [exclude] if callable(exclude) else [str(each) if isinstance(each, str) else each for each in exclude]
     if wrong := [each for each in items if not (isinstance(each, str) or callable(each))]:
-        raise TypeError(f"exclude must consist of keys and functions, and not of {wrong[0]!r:.100}")
+        raise TypeError(f"exclude must consist of keys and functions, not of {wrong[0]!r:.100}")
     return items
 
 

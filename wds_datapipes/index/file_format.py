@@ -150,7 +150,7 @@ def parse_index(content: bytes | mmap, *, name: str) -> ShardIndex:
 
 
 def _header(view: memoryview) -> tuple[dict[str, Any], memoryview]:
-    """Return the parsed JSON header, and the bytes after it."""
+    """Return the parsed JSON header and the bytes after it."""
     if len(view) < HEAD.size:
         raise ValueError(f"it has only {len(view)} bytes")
     _, length, checksum = HEAD.unpack_from(view)

@@ -1,4 +1,4 @@
-"""Index files of other programs: a DALI index for each shard, and a wids index for a dataset."""
+"""Index files of other programs: a DALI index for each shard and a wids index for a dataset."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def write_dali_index(
 
     Args:
         url: the shard, a path or a URL.
-        path: the file to write; by default, the one that DALI expects next to the shard, ``dali_index_url``.
+        path: the file to write; by default, the one that DALI expects next to the shard, `dali_index_url`.
         options: how the shard is indexed.
         storage_options: passed to a remote file system.
 
@@ -74,8 +74,8 @@ def write_dali_index(
             name = f"{sample.key}.{extension}"
             if not extension or not BLANKS.isdisjoint(name):
                 raise UnsupportedSidecarError(
-                    f"{redact(shard)} holds the member {name!r}, which an index of DALI cannot represent: its words "
-                    "are separated by blanks and must not be empty. Rename the member"
+                    f"{redact(shard)} has the member {name!r}, but the words of a DALI index are separated by blanks "
+                    "and must not be empty. Rename the member"
                 )
             words.append(f"{extension} {offset} {size} {name}")
         lines.append(" ".join(words))
@@ -147,7 +147,7 @@ def read_wids_index(path: str | os.PathLike[str], *, storage_options: Mapping[st
 
 
 def _list_shards(path: str, storage_options: Mapping[str, Any] | None, depth: int = 0) -> Iterator[ManifestEntry]:
-    """Yield the shards that a wids file lists, and then those of the files that it refers to."""
+    """Yield the shards that a wids file lists, then those of the files that it refers to."""
     try:
         facts = json.loads(read_sidecar(path, storage_options))
         if not isinstance(facts, dict) or facts.get("wids_version", WIDS_VERSION if depth else None) != WIDS_VERSION:

@@ -24,7 +24,7 @@ from wds_datapipes.io.urls import check_url, local_path
 FORMAT, VERSION = "wds-datapipes manifest", 2
 #: How many entries, or bytes of a file, are converted at a time: a million entries would take 500 MB as objects.
 ENTRIES, STEP_BYTES = 256, 1 << 14
-#: The beginning of the list of shards in a file, and of every shard but the first.
+#: The beginning of the list of shards in a file, and that of every shard but the first.
 SHARDS, NEXT_SHARD = re.compile(rb'"shards"\s*:\s*\['), b",\n  ["
 DIGEST = re.compile("[0-9a-f]{64}")
 
@@ -106,7 +106,7 @@ class Manifest:
         """Return a manifest with the shards of this one, followed by those of the given shards that it lacks.
 
         To train on the new shards in a run that has begun, load its state by ``load_state_dict(state, amend=True)``.
-        The next pass over the dataset reads them.
+        The next epoch of the dataset reads them.
 
         Args:
             shards: descriptions of shards, as for a new manifest; some may be in this one.
@@ -129,7 +129,7 @@ class Manifest:
                     f"{samples} samples in {size} bytes" + (f" with the digest {sha256}" if sha256 else "")
                     for samples, size, sha256 in ((old.samples, old.bytes, old.sha256), (*facts, digest))
                 )
-                raise ValueError(f"{redact(url)} had {before}, and now has {now}. Write new samples to new shards")
+                raise ValueError(f"{redact(url)} had {before} and now has {now}. Write new samples to new shards")
         return Manifest([*self.entries, *added])
 
     def __len__(self) -> int:
@@ -239,8 +239,8 @@ def read_manifest(
     Raises:
         MissingSidecarError: there is no such file.
         CorruptSidecarError: the file is damaged or not a manifest.
-        UnsafeInputError: a manifest from another host names a command; or a URL is not that of a file on a network,
-            and ``allow_local_files`` is False.
+        UnsafeInputError: a manifest from another host names a command; or ``allow_local_files`` is False and a URL is
+            not that of a file on a network.
     """
     path = os.fspath(url)
     check_url(path, allow_local_files=allow_local_files)
@@ -271,7 +271,7 @@ def read_manifest(
 
 
 def _read_blocks(content: bytes, start: int, end: int, folder: str, schemes: dict[str, str]) -> Iterator[list[Any]]:
-    """Yield the shards of a list in a file in blocks, joined to a folder, and collect a URL of each scheme."""
+    """Yield the shards that a file lists in blocks, joined to a folder; collect a URL of each scheme."""
     while start < end:
         cut = content.find(NEXT_SHARD, start + STEP_BYTES, end)  # JSON has no line breaks inside strings
         cut = end if cut < 0 else cut

@@ -65,27 +65,27 @@ class IndexOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class AccessOptions:
-    """How `IndexedSamples` finds indexes, and opens shards.
+    """How `IndexedSamples` finds indexes and opens shards.
 
     Args:
         index_dir: the directory of the indexes; by default, they are next to the shards. A host downloads indexes from
-            a store once, into ``cache_dir`` or a folder of this user below that for temporary files, and its processes
-            map them; those that no process uses for a day are removed.
+            a store once, into ``cache_dir`` or a folder of this user for temporary files, and its processes map them;
+            indexes that no process uses for a day are removed.
         indexes: ``"build"`` missing and stale indexes when the dataset is opened, or ``"require"`` valid ones; those of
             a manifest must exist. Of several processes, one builds, and the others wait for it; see `build_indexes`.
-        open_shards: the most shards that a process keeps open.
+        open_shards: the maximum number of shards that a process keeps open.
         read_ahead: about how many bytes of samples a process holds, 32 MiB by default: of remote shards, those that
             threads request before they are due; of local ones, half as many, of small fields that are read together.
-            Samples of a window that are near each other are read at once, so a larger number takes fewer requests.
-        cache_dir: a folder for copies of remote shards, as of ``.cache_wds_shards()``: each shard is downloaded as a
-            whole before its first sample is read. A loader with a seed knows the next epoch: its first shards are
-            downloaded before this epoch ends. A copy of another version than that of the index is downloaded again; a
-            store with another version is a `ChangedShardError`. By default, samples are requested from the store.
-        cache_bytes: the most bytes of all copies in ``cache_dir``; by default, it is limited only by the disk. Copies
-            that this epoch has already used are evicted first, and a process gives up those that it no longer reads.
-            Samples of shards that do not fit, as all others are in use, are requested from the store, with a warning.
+            Samples of a window that are near each other are read at once, so a larger number needs fewer requests.
+        cache_dir: a folder for copies of remote shards, as for ``.cache_wds_shards()``: each shard is downloaded as a
+            whole before its first sample is read. A loader with a seed knows the next epoch and downloads its first
+            shards before this epoch ends. A copy whose version is not that of the index is downloaded again; if the
+            store has another version, this is a `ChangedShardError`. By default, samples are requested from the store.
+        cache_bytes: the maximum size of all copies in ``cache_dir``; by default, only the disk limits it. Copies that
+            this epoch has already used are evicted first, and a process releases those that it no longer reads. If a
+            shard does not fit because all others are in use, its samples are requested from the store, with a warning.
         storage_options: options for fsspec, such as credentials.
-        limits: limits on the size of members, and others, see `ReadLimits`.
+        limits: limits on the size of members and others, see `ReadLimits`.
 
     Raises:
         TypeError, ValueError: an argument is invalid, or ``cache_bytes`` is given without ``cache_dir``.
@@ -108,7 +108,7 @@ class AccessOptions:
         if self.cache_dir is not None and not isinstance(self.cache_dir, str | os.PathLike):
             raise TypeError(f"cache_dir must be the path of a folder, not {self.cache_dir!r}")
         if self.cache_bytes is not None and self.cache_dir is None:
-            raise ValueError("cache_bytes limits the copies in cache_dir, which is missing")
+            raise ValueError("cache_bytes limits the copies in cache_dir, so it requires cache_dir")
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,8 @@ class Join:
     Args:
         shards: a `Manifest`, a pattern or an iterable of URLs. The order of its shards and samples does not matter;
             those without a counterpart are not read.
-        missing: what to do with samples that have no counterpart in it: ``"raise"``; ``"skip"`` them; or ``"keep"``
-            them without its fields.
+        missing: what to do with samples that have no counterpart in it: ``"raise"`` an error, ``"skip"`` them, or
+            ``"keep"`` them without its fields.
 
     Raises:
         ValueError: ``missing`` has another value.
@@ -134,7 +134,7 @@ class Join:
 
 @dataclass(frozen=True, kw_only=True)
 class EpochOptions:
-    """Which samples an epoch of `IndexedSamples` has, and how they are brought together.
+    """Which samples an epoch of `IndexedSamples` has and how they are combined.
 
     Args:
         samples: the number of samples in an epoch; by default, as many as the datasets that are read have. The next
@@ -143,15 +143,15 @@ class EpochOptions:
         window_shards: the number of shards that ``order="window"`` shuffles together.
         bucket_by: the length of each sample, so that each global batch has samples of similar length: an array in the
             order of the shards, or a function that returns the lengths for the `ShardIndex` of one shard. Takes 8 bytes
-            per sample, and needs ``global_batch_size``.
-        exclude: samples to leave out without moving others: in the place of each, there is another sample of the epoch,
-            of its lane and dataset, marked by ``__padding__``; with ``remainder="keep"``, none. A list of keys, or a
-            file with a key in each line; or a function that returns numbers or a mask of samples for the `ShardIndex`
-            of one shard, which is called when the shard is read; or a list of keys and such functions. With several
-            datasets, a function, or a mapping from their names. A run may append to the list: a state loads with a
-            longer one, and notes when it began to hold.
-        bucket_window: how many global batches are sorted by length together. Their order is then shuffled again,
-            except with ``order="sequential"``. A larger window leaves less padding, and mixes samples less. A worker
+            per sample and requires ``global_batch_size``.
+        exclude: samples to leave out without moving others: each is replaced by another sample of the epoch, from its
+            lane and dataset, marked by ``__padding__``; with ``remainder="keep"``, by none. A list of keys, or a file
+            with a key in each line; or a function that returns numbers or a mask of samples for the `ShardIndex` of one
+            shard, and is called when the shard is read; or a list of keys and such functions. With several datasets, a
+            function or a mapping from their names. A run may append to the list: a state can be loaded with a longer
+            one, and records from where on it applies.
+        bucket_window: the number of global batches sorted by length together. Their order is then shuffled again,
+            except with ``order="sequential"``. A larger window leaves less padding and mixes samples less. A worker
             computes whole windows of the lanes of its rank, so choose ``lanes`` if there are many ranks.
 
     Raises:

@@ -94,8 +94,8 @@ class KeyTable:
             for number in numbers
         )
         return DuplicateKeyError(
-            f"The key {key.decode('utf-8', 'surrogateescape')!r} is not unique: it is that of {first} and of {second}. "
-            "Select samples by their numbers, or give each a key of its own"
+            f"The key {key.decode('utf-8', 'surrogateescape')!r} is not unique: {first} and {second} have it. "
+            "Select samples by their numbers, or give each its own key"
         )
 
     def _all(self) -> Iterator[bytes]:
@@ -115,7 +115,7 @@ class SampleTable:
         urls: the shards.
         shards: the number of the shard of each sample.
         sizes: the size of all fields of each sample, in bytes.
-        columns: the columns of `build_indexes`'s ``columns``, by name.
+        columns: the columns that `build_indexes` computed by its argument ``columns``, by name.
 
     Raises:
         ValueError: the shards have different columns, or columns of different types.
@@ -348,7 +348,7 @@ def by_dataset(argument: str, given: Any, names: Collection[str]) -> Mapping[str
     """Return the value of an argument for each dataset, by name.
 
     Raises:
-        TypeError: several datasets need a function, or a mapping from their names.
+        TypeError: there are several datasets, and the value is neither a function nor a mapping from their names.
         ValueError: there is no dataset with one of the names.
     """
     if not isinstance(given, Mapping):
@@ -356,7 +356,7 @@ def by_dataset(argument: str, given: Any, names: Collection[str]) -> Mapping[str
             raise TypeError(f"With several datasets, {argument} is a function or a mapping by name, not {given!r:.100}")
         return dict.fromkeys(names, given)
     if unknown := [name for name in given if name not in names]:
-        raise ValueError(f"{argument} is for the dataset {unknown[0]!r}, and the datasets are {sorted(names)}")
+        raise ValueError(f"{argument} is for the dataset {unknown[0]!r}, but the datasets are {sorted(names)}")
     return given
 
 
@@ -367,7 +367,7 @@ def numbers_of(chosen: Any, count: int, where: str = "", *, argument: str = "sel
         raise ValueError(f"{argument} must have one dimension, not the shape {found.shape}{where}")
     if found.dtype == bool:
         if len(found) != count:
-            raise ValueError(f"{argument} is a mask of {len(found)} samples, and there are {count}{where}")
+            raise ValueError(f"{argument} is a mask of {len(found)} samples, but there are {count}{where}")
         return np.flatnonzero(found)
     if not len(found):
         return np.empty(0, np.int64)

@@ -35,7 +35,7 @@ COLUMNS = {
 }
 #: Keys are decoded together unless the surrounding text is more than this many times as long.
 SPARSE_KEYS = 16
-#: The kinds of the user's columns: Boolean values, integers, floating-point numbers and text of a fixed width.
+#: The kinds of user columns: Boolean values, integers, floating-point numbers and text of a fixed width.
 KINDS = "bifU"
 #: The maximum size of a value in these columns, in bytes; a character of text takes 4.
 MAX_VALUE_BYTES = 4 * 256
@@ -67,7 +67,7 @@ class ShardFacts:
 
     @classmethod
     def from_json(cls, found: object) -> Self:
-        """Create facts from JSON, and check them.
+        """Create facts from JSON and check them.
 
         Raises:
             ValueError: the JSON is invalid.
@@ -139,14 +139,14 @@ class ShardIndex:
 
     Args:
         facts: facts about the shard.
-        columns: the arrays of an index, and those of the user, with one value per sample; they are not
-            copied.
+        columns: the arrays of an index and those of the user, which have one value per sample; they are
+            not copied.
         columns_by: the fingerprint of the function that computed the user columns; ``None`` if there are none.
         name: the name of the index in error messages.
 
     Attributes:
         facts: facts about the shard, a `ShardFacts`.
-        columns: the arrays, by name, for vectorized work on all samples; those of `build_indexes`'s ``columns`` too.
+        columns: the arrays by name, including user columns, for vectorized work on all samples.
         columns_by: the fingerprint of the function that computed the user columns.
         fields: the distinct names of all fields in the shard; ``member_fields`` refers to positions in this list.
 
@@ -214,7 +214,7 @@ class ShardIndex:
         return f"<ShardIndex of {len(self)} samples, {self.members} members, {self.facts.bytes} bytes>"
 
     def __reduce__(self) -> tuple[Callable[..., ShardIndex], tuple[Any, ...]]:
-        columns = {name: np.array(column) for name, column in self.columns.items()}  # of arrays that own their memory
+        columns = {name: np.array(column) for name, column in self.columns.items()}  # arrays that own their memory
         return ShardIndex, (self.facts, columns, self.columns_by, self._name)
 
     @property

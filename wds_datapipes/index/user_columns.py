@@ -73,11 +73,11 @@ def _check_names(values: object, found: Mapping[str, Any], sample: Sample) -> No
         )
     if found and values.keys() != found.keys():
         raise ValueError(
-            f"the function for columns returned {sorted(values)} for {describe_sample(sample)}, and {sorted(found)} "
+            f"the function for columns returned {sorted(values)} for {describe_sample(sample)}, but {sorted(found)} "
             "for those before. Return the same names for all, and nan or an empty string if there is no value"
         )
     if reserved := values.keys() & COLUMNS.keys():
-        raise ValueError(f"a column cannot have the name {min(reserved)!r}, which every index has. Choose another one")
+        raise ValueError(f"every index already has a column {min(reserved)!r}. Choose another name")
 
 
 def _column(name: str, values: list[Value], archive: str) -> npt.NDArray[Any]:

@@ -1,4 +1,4 @@
-"""Convert many shards in parallel, and resume after interruptions."""
+"""Convert many shards in parallel and resume after interruptions."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ShardSamples:
     options: RunOptions
 
     def version(self, item: str) -> str:
-        """Return a shard's name, size, and ETag or modification time, or an empty string if it cannot be opened."""
+        """Return a shard's name, size, and ETag or modification time; an empty string if it cannot be opened."""
         try:
             facts = file_facts(item, storage_options=self.options.read_options)
         except ShardOpenError:
@@ -90,7 +90,7 @@ def convert_shards(
     journal: str | os.PathLike[str] | None = None,
     **options: Unpack[RunKeywords],
 ) -> list[ConvertedShard]:
-    """Map all samples of many shards in parallel, and write an output shard for each.
+    """Map all samples of many shards in parallel and write an output shard for each.
 
     A shard appears once it is complete, even without samples, so that the numbers have no gaps. A shard that fails, or
     whose process dies, is retried after the others. Shards that fail permanently raise an error at the end, after all
@@ -111,7 +111,7 @@ def convert_shards(
             By default, all fields are bytes.
         on_error: how to handle truncated shards and samples that cannot be read, mapped or written, as in all stages.
             Skipped samples are missing permanently, because their shards count as finished. A handler is called in this
-            process when the shard is written, and cannot end it.
+            process after the shard is written and cannot end it.
         if_changed: what to do with finished shards whose function, options or input have changed: ``"raise"`` an error,
             ``"redo"`` or ``"keep"`` them. Functions are compared by code, defaults and closures, but not by the
             functions that they call. Inputs are compared by name, size, and modification time or ETag.
@@ -122,7 +122,7 @@ def convert_shards(
         on_result: called in this process for each finished shard, in any order, starting with those that an earlier
             call finished.
         journal: the local path of the journal; by default, it is next to the shards, if they are local.
-        options: the arguments of `WriteOptions`: ``compress``, ``encoder``, ``index``, ``key_rule`` (for reading, too),
+        options: the arguments of `WriteOptions`: ``compress``, ``encoder``, ``index``, ``key_rule`` (for reading too),
             ``storage_options`` and so on; ``digest`` is true by default. In addition: ``retries=2``, the number of
             retries per shard, unless the error is deterministic, such as a TypeError of the function;
             ``remove_old=True``, to remove surplus numbered shards of an earlier, larger run at the end, instead of
@@ -217,7 +217,7 @@ def _conversion_error(failures: Mapping[str, BaseException], shards: int, retrie
 
 
 def make_output_names(urls: Sequence[str], output: str | os.PathLike[str]) -> tuple[str, list[str]]:
-    """Return the pattern of the output shards, and their names.
+    """Return the pattern of the output shards and their names.
 
     >>> make_output_names(["data/a.tar", "data/b.tar.gz"], "out/")
     ('out/{name}', ['out/a.tar', 'out/b.tar.gz'])

@@ -65,7 +65,7 @@ class PlannedSamples:
         if planned not in (-1, size):
             raise SampleSourceError(
                 f"{spec.location} has changed since it was measured: its fields had {planned} bytes, but now have "
-                f"{size}. Wait until nothing writes to these files, and try again"
+                f"{size}. Wait until nothing writes to these files and try again"
             )
         return {**sample, "__url__": spec.location}
 
@@ -109,7 +109,7 @@ def create_shards(
             missing from its shard; other shards are not affected. A handler is called in this process and cannot end a
             shard.
         num_workers: the number of worker processes, by default one per CPU; 0 writes in this process.
-        resume: record finished shards in a journal, and write only missing or outdated shards: ``True`` for a file next
+        resume: record finished shards in a journal and write only missing or outdated shards: ``True`` for a file next
             to local shards, or the path of a local file.
         options: the arguments of `WriteOptions`: ``compress``, ``encoder``, ``index``, ``storage_options`` and so on.
             In addition: ``remove_old=True``, to remove surplus shards of an earlier, larger run at the end, instead of

@@ -1,4 +1,4 @@
-"""The plan for new shards: the order of the samples, and the shard of each."""
+"""The plan for new shards: the order of the samples and the shard of each."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class SpecFile:
 
 
 class Plan(NamedTuple):
-    """The shards to write: a few numbers per sample, and a file with the specs."""
+    """The shards to write: a few numbers per sample and a file with the specs."""
 
     #: The positions of the samples in the source, in the order of writing.
     order: array[int]
@@ -89,7 +89,7 @@ def make_plan(
     storage_options: Mapping[str, Any] | None = None,
     on_measured: Callable[[int, int], object] | None = None,
 ) -> Plan:
-    """Measure all samples, and assign them to shards like `ShardWriter`.
+    """Measure all samples and assign them to shards as `ShardWriter` does.
 
     Args:
         source: the samples.
@@ -166,7 +166,7 @@ def _measure_all(
         return spec._replace(key=rekey.format(number=number, key=spec.key, name=spec.key.rpartition("/")[2]))
 
     numbered = enumerate(source)
-    with ThreadPoolExecutor(THREADS) as pool:  # remote stores have a latency per file
+    with ThreadPoolExecutor(THREADS) as pool:  # remote stores have a latency for each file
         while specs := [replace_key(*each) for each in islice(numbered, AT_ONCE)]:
             batches = [specs[at : at + BATCH] for at in range(0, len(specs), BATCH)]
             for batch, found in zip(batches, pool.map(measure, batches), strict=True):
@@ -196,7 +196,7 @@ def _size(spec: SampleSpec, found: MeasuredSample, packer: TarSamplePacker, head
 def _repeated_keys(
     specs: SpecFile, hashes: np.ndarray[tuple[int], np.dtype[np.int64]], bad: Iterable[int]
 ) -> Iterator[tuple[int, SampleSourceError]]:
-    """Yield the samples whose key an earlier sample has."""
+    """Yield the samples with the key of an earlier sample."""
     good = np.ones(len(hashes), bool)
     good[list(bad)] = False
     numbers = np.flatnonzero(good)

@@ -12,9 +12,9 @@ from wds_datapipes.shard_cache.entry import STALE_PASSES
 class PlannedCache:
     """The copies on a host that `CacheFolder` keeps for the `DatasetReader` of each worker.
 
-    A worker pins the copies of the shards that it is reading and of those that it has just read. Of the others, copies
-    not used in the last passes are evicted first, and then those used in this pass, as `Passes` describes, starting
-    with the least recently opened one.
+    A worker pins the copies of the shards that it is reading and of those that it has just read. Of the other copies,
+    those not used in the last passes are evicted first, then those used in this pass, as `Passes` describes; in each
+    group, the least recently opened one comes first.
 
     Args:
         sizes: the sizes of all shards in bytes.
@@ -30,7 +30,7 @@ class PlannedCache:
     def __init__(self, sizes: Sequence[int] | Numbers, max_bytes: int, open_shards: int) -> None:
         self._sizes, self._max_bytes, self._open_shards = sizes, max_bytes, open_shards
         self._free = max_bytes
-        #: The copies, in the order of their last use, with the pass of that use: before the current pass, and in it.
+        #: The copies in the order of their last use, with the pass of that use: before the current pass, and in it.
         self._earlier, self._used = OrderedDict[int, int](), OrderedDict[int, int]()
         self._pass = 0
 
@@ -43,7 +43,7 @@ class PlannedCache:
         self._earlier.update(self._used)
         self._used.clear()
         self._pass += 1
-        opened = defaultdict[int, OrderedDict[int, bool]](OrderedDict)  # per worker, and whether from a copy
+        opened = defaultdict[int, OrderedDict[int, bool]](OrderedDict)  # per worker; whether from a copy
         pins, before = Counter[int](), defaultdict[int, set[int]](set)
         downloads, unstored = [], set[int]()
         for worker, shards in runs:
@@ -70,7 +70,7 @@ class PlannedCache:
         return [*downloads, *sorted(unstored)]
 
     def _reserve(self, size: int, pins: Counter[int]) -> bool:
-        """Evict copies until another one fits, and reserve its space; return whether that succeeded."""
+        """Evict copies until another one fits and reserve its space; return whether that succeeded."""
         if size > self._max_bytes:
             return False
         while self._free < size:

@@ -38,7 +38,7 @@ class Preview(NamedTuple):
 
     Attributes:
         kind: the kind of data, in a few words.
-        text: the content, in one or more lines; empty for a picture, or if the kind says everything.
+        text: the content, in one or more lines; empty for a picture or if the kind says everything.
         picture: a thumbnail, ``"RGB"`` or ``"RGBA"``.
         error: why the field cannot be decoded.
         field: the field's name.
@@ -118,7 +118,7 @@ def _preview_image(data: bytes, pixels: int) -> Preview:
 
 
 def _make_thumbnail(picture: Image.Image, pixels: int) -> Image.Image:
-    """Scale down a picture, and drop a fully opaque alpha channel."""
+    """Scale down a picture and drop a fully opaque alpha channel."""
     picture.thumbnail((pixels, pixels), Image.Resampling.BICUBIC)
     has_alpha = picture.mode == "RGBA" and picture.getchannel("A").getextrema() != (255, 255)
     return picture if has_alpha else picture.convert("RGB")
@@ -173,7 +173,7 @@ _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e
 
 
 def escape_text(text: str) -> str:
-    r"""Escape a text for HTML and its attributes, and make control characters visible.
+    r"""Escape a text for HTML and its attributes; make control characters visible.
 
     >>> print(escape_text("<b>\x1b"))
     &lt;b&gt;\x1b

@@ -1,4 +1,4 @@
-"""Reordering a dataset: permutes the index entries of all shards, and reads each sample by its offset."""
+"""Reordering of a dataset: permutes the index entries of all shards and reads each sample by its offset."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class SampleEntries:
 
     def shuffle(self, seed: int) -> None:
         """Shuffle the samples uniformly with a permutation that depends only on the seed."""
-        # NumPy guarantees stable streams of its bit generators across versions, but not stable permutations.
+        # Across versions, NumPy guarantees the streams of its bit generators, but not its permutations.
         draws = np.random.Philox(seed).random_raw(self._ends[-1] if self._ends else 0)
         self._order.sort(key=draws.__getitem__)
 
@@ -163,7 +163,7 @@ class SampleEntries:
             yield {**sample, "__key__": self._new_key(number, sample)} if self._rekey else sample
 
     def _check(self, shards: list[ShardContents], key_rule: KeyRule) -> list[int]:
-        """Return the numbers of the samples that can be written, and report the errors of the others."""
+        """Return the numbers of the samples that can be written; report the errors of the others."""
         packer = WriteOptions(encoder=False, key_rule=key_rule).packer()
         good: list[int] = []
         seen: set[str] = set()
@@ -222,7 +222,7 @@ class _IndexedShards(DatasetReader):
 
 
 def _index_shard(url: str, options: ScanOptions) -> ShardContents:
-    """Return the contents of a shard from its sidecar index if that is valid, and otherwise from its headers."""
+    """Return the contents of a shard from its sidecar index if that is valid, otherwise from its headers."""
     storage_options = options.storage_options
     try:
         has_access = has_random_access(url, storage_options=storage_options)

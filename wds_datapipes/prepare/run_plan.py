@@ -25,7 +25,7 @@ from wds_datapipes.seeds import derived_seed
 
 #: The maximum number of samples per host and epoch for which the order is computed. With more samples, part of each
 MAX_SAMPLES = 1 << 18
-#: The number of samples that a worker reads before it is the next worker's turn.
+#: The number of samples that a worker reads before the next worker's turn.
 TURN = 1024
 #: The memory of an index in bytes per sample, for samples with two fields.
 INDEX_BYTES = 100
@@ -40,7 +40,7 @@ _COUNTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class RunShape:
-    """The processes of a run, and how they read an indexed dataset; see `IndexedSamples`.
+    """The processes of a run and how they read an indexed dataset; see `IndexedSamples`.
 
     Args:
         hosts: the number of hosts.
@@ -110,7 +110,7 @@ class RunPlan:
             cache.
         cache_bytes: the size of a cache in which every epoch after the first finds all its shards, in bytes.
         worker_bytes: the memory of a worker for open indexes and for samples read ahead, in bytes.
-        warnings: problems of this shape, and which argument to change.
+        warnings: the problems of this shape, each with the argument to change.
     """
 
     steps: int
@@ -264,7 +264,7 @@ class _Planner:
         return opens / max(done, 1), (opens + ranges) / max(done, 1), (1 + between / max(done, 1)) * self.sample_bytes
 
     def warnings(self, plan: RunPlan) -> Iterator[str]:
-        """Yield the problems of a plan, and which argument to change."""
+        """Yield the problems of a plan, each with the argument to change."""
         shape, total = self.shape, len(self.counts)
         fair = -(-total // shape.hosts)
         if plan.idle_workers:

@@ -95,7 +95,7 @@ class ShardContents:
         url: the shard.
         index: the index of the samples. For a truncated shard, it has no size and omits the last sample, which may lack
             a field.
-        faults: the faults, in the order found.
+        faults: the faults in the order found.
         strays: the number of files that belong to no sample.
         stray_names: some of their names.
     """
@@ -118,7 +118,7 @@ class ShardContents:
 
 
 def read_contents(url: str, options: ScanOptions = DEFAULT_SCAN, *, digest: bool = False) -> ShardContents:
-    """Read the headers of a shard as far as possible, and record its faults.
+    """Read the headers of a shard as far as possible and record its faults.
 
     The data is skipped if the shard supports range requests.
 

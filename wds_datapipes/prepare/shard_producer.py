@@ -1,4 +1,4 @@
-"""Producing one shard in any process: reads the samples of an input, maps them, and writes the results."""
+"""Production of one shard in any process: reads the samples of an input, maps them and writes the results."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ShardProducer:
         read: yields the samples of an input, given an error policy.
         version_of: returns a string that changes when an input changes.
         function: maps a sample to a sample, ``None`` or several samples; without a function, samples are unchanged.
-        whole_shards: whether the function takes an iterator of all samples instead, and yields samples.
+        whole_shards: whether the function takes an iterator of all samples instead and yields samples.
         raises: whether errors of samples are raised; otherwise, they are returned with the shard.
         options: how shards are written.
     """
@@ -54,7 +54,7 @@ class ShardProducer:
     options: WriteOptions
 
     def __repr__(self) -> str:
-        """Show only the function, because executors log their tasks, and the options may contain credentials."""
+        """Show only the function: executors log their tasks, and the options may contain credentials."""
         return f"ShardProducer({getattr(self.function, '__qualname__', type(self.function).__name__)})"
 
     def __call__(self, item: Any, output: str, _attempt: str) -> WrittenShard:

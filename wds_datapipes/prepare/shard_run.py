@@ -1,4 +1,4 @@
-"""Producing many shards in parallel: records finished shards in a journal, and retries failures."""
+"""Production of many shards in parallel: records finished shards in a journal and retries failures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from wds_datapipes.writing.shard_names import NUMBER, describe_old_shards, find_
 LOGGER = logging.getLogger("wds_datapipes")
 
 BUGS = (ArithmeticError, AssertionError, AttributeError, IndexError, KeyError, NameError, SyntaxError, TypeError)
-#: Errors of a function or its results, which would only occur again in another attempt.
+#: Errors of a function or its results that another attempt would only repeat.
 DETERMINISTIC_ERRORS = (*BUGS, EncodeError, ImportError, NotImplementedError, UnsafeInputError)
 #: The number of concurrent requests for the sizes of existing shards.
 MAX_CONCURRENT_REQUESTS = 16
@@ -51,7 +51,7 @@ class RunKeywords(WriteKeywords, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(WriteOptions):
-    """The options of `create_shards` and `convert_shards`, which describe them, in addition to `WriteOptions`."""
+    """Options of `create_shards` and `convert_shards` in addition to `WriteOptions`; both functions describe them."""
 
     remove_old: bool = False
     input_options: Mapping[str, Any] | None = field(default=None, repr=False)
@@ -100,7 +100,7 @@ class ShardRun:
         made_by: everything that determines the content of a shard, apart from its input and the options.
 
     Raises:
-        ValueError: there are surplus shards, and ``remove_old`` is false.
+        ValueError: there are surplus shards and ``remove_old`` is false.
         StateError: another process uses the journal.
         ShardWriteError: a folder cannot be created.
     """
@@ -135,7 +135,7 @@ class ShardRun:
         self._journal = None if journal is None else ShardJournal(journal, {"of": "shards of a conversion"})
 
     def find_finished(self, *, keep_changed: bool) -> tuple[dict[int, ConvertedShard], dict[int, str]]:
-        """Return the finished shards that are up to date, and the reason why each of the others is not.
+        """Return the finished shards that are up to date, and why each of the others is not.
 
         Args:
             keep_changed: accept shards whose function, options or input have changed.
@@ -174,7 +174,7 @@ class ShardRun:
         executor: Executor | None = None,
         num_workers: int | None = None,
     ) -> Generator[tuple[int, ConvertedShard | BaseException], None, None]:
-        """Yield the finished shards; write the others, and yield each, or its error if all attempts fail.
+        """Yield the finished shards; write the others and yield each, or its error if all attempts fail.
 
         Args:
             finished: the finished shards.
@@ -210,7 +210,7 @@ class ShardRun:
                         yield number, failure
                     else:
                         name, kind = redact(str(self._items[number])), type(failure).__name__
-                        LOGGER.warning("%s could not be converted, and will be retried: %s: %s", name, kind, failure)
+                        LOGGER.warning("%s could not be converted and will be retried: %s: %s", name, kind, failure)
                         waiting.append(make_task(number, attempt + 1))
 
     def remove_old(self) -> None:
@@ -218,7 +218,7 @@ class ShardRun:
         remove_old_shards(self._old, self._options.storage_options)
 
     def _finish(self, number: int, written: WrittenShard, policy: ErrorPolicy) -> ConvertedShard | Exception:
-        """Handle the skipped errors of a shard, and record it in the journal."""
+        """Handle the skipped errors of a shard and record it in the journal."""
         policy.tried += written.read
         try:
             for error in written.errors:

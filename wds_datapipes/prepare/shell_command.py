@@ -67,7 +67,7 @@ class SampleCommand:
         self._prefix = _prefix()
 
     def __call__(self, sample: Sample) -> Sample | list[Sample] | None:
-        """Run the command on a sample, and return its results.
+        """Run the command on a sample and return its results.
 
         Raises:
             SampleSourceError: the command fails, takes too long, or does not write a valid sample.
@@ -84,7 +84,7 @@ class SampleCommand:
         return made if self._several else next(iter(made), None)
 
     def remove_leftovers(self) -> None:
-        """Remove the folders of killed processes, and kill the commands that still run in them.
+        """Remove the folders of killed processes and kill the commands that still run in them.
 
         Call this after all workers have ended.
         """
@@ -96,7 +96,7 @@ class SampleCommand:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _run(self, folder: str, sample: Sample) -> None:
-        # Do not wait for background processes of the command, which may keep the output open.
+        # Do not wait for background processes of the command: they may keep the output open.
         with tempfile.TemporaryFile() as output, ExitStack() as opened:
             with defer_exit():
                 process = ShellProcess(self._command, cwd=folder, stdout=output, stderr=subprocess.STDOUT)

@@ -73,7 +73,7 @@ class DatasetStats:
 def dataset_stats(
     shards: Shards, *, num_workers: int | None = None, progress: bool = True, **scan: Unpack[ScanKeywords]
 ) -> DatasetStats:
-    """Read the headers of shards in parallel, and summarize the sizes.
+    """Read the headers of shards in parallel and summarize the sizes.
 
     Args:
         shards: a pattern as in `ShardList`, but without variables, or an iterable of URLs, such as a `ShardList`.
@@ -116,7 +116,7 @@ def dataset_stats(
 
 
 def _read_stats(url: str, options: ScanOptions) -> tuple[int | None, dict[str | None, array[int]], list[ShardFault]]:
-    """Return the size of a shard, the sizes of each field, and under None those of samples, and the faults."""
+    """Return the size of a shard, the sizes of each field (under None, those of samples), and the faults."""
     contents = read_contents(url, options)
     sizes: dict[str | None, array[int]] = {None: array("q", [sample.bytes for sample in contents.samples])}
     for sample in contents.samples:

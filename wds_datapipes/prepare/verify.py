@@ -1,4 +1,4 @@
-"""Verification of shards: the faults of each shard, and keys that occur in several shards."""
+"""Verification of shards: the faults of each shard and keys that occur in several shards."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def verify_shards(
     Args:
         shards: a pattern as in `ShardList`, but without variables, or an iterable of URLs, such as a `ShardList`.
         decode: decode every field, except with codecs that can run code.
-        digest: compute the SHA-256 of each shard, and compare it with the index and the ``manifest``.
+        digest: compute the SHA-256 of each shard and compare it with the index and the ``manifest``.
         fields: fields that every sample must have; ``"jpg;png"`` means either of them.
         index: compare each shard with its sidecar index, if any.
         manifest: the manifest with the expected size, number of samples and SHA-256 of each shard.
@@ -236,7 +236,7 @@ def _decode(found: VerifiedShard, checks: Checks) -> None:
         return True
 
     def record_once(error: Exception) -> bool:
-        if type(error).__name__ not in found.counts:  # otherwise already found in the headers
+        if type(error).__name__ not in found.counts:  # otherwise, already found in the headers
             found.add_error(error)
         return True
 

@@ -114,7 +114,7 @@ def indexed(shards: Any, weights: Any = None, **options: Any) -> Any:
         (
             lambda: indexed({"a": "{0..3}.tar", "b": "4.tar"}),
             lambda: indexed({"a": "{0..3}.tar"}),
-            "'b' has samples in the rest of this epoch, and can be removed at its end",
+            "'b' has samples in the rest of this epoch and can be removed at its end",
         ),
         (
             lambda: indexed({"a": "{0..3}.tar"}),

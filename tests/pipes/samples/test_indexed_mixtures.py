@@ -100,7 +100,7 @@ def test_samples_of_single_datasets_are_selected_by_name(datasets: dict[str, Man
     assert keys(both) == ["web-0-01", "web-2-01", "web-2-11", "books-0-01", "books-1-01"]
     with pytest.raises(TypeError, match="With several datasets, select is a function or a mapping by name, not slice"):
         IndexedSamples(datasets, select=slice(3))
-    with pytest.raises(ValueError, match=r"select is for the dataset 'code', and the datasets are \['books', 'web'\]"):
+    with pytest.raises(ValueError, match=r"select is for the dataset 'code', but the datasets are \['books', 'web'\]"):
         IndexedSamples(datasets, select={"code": slice(3)})
     with pytest.raises(EmptySourceError, match="The dataset 'books' has a positive weight, but no samples"):
         IndexedSamples(datasets, weights={"web": 1, "books": 1}, select={"books": []})

@@ -57,7 +57,7 @@ WHOLE_EPOCH = RestOfEpoch()
 class BatchShare:
     """The share of a worker in the global batches of an epoch.
 
-    Each rank has the same part of every batch, and its workers take batches in turn. After the last full batch,
+    Each rank has the same part of every batch; its workers take batches in turn. After the last full batch,
     ``"keep"`` divides the samples evenly between the ranks. So does ``"drop"`` in an epoch that was interrupted within
     a batch, so that only the samples that the whole epoch drops are dropped. Positions from ``count`` on are padding;
     modulo ``count``, they are the positions of the samples to repeat.
@@ -71,7 +71,7 @@ class BatchShare:
         workers: the number of its workers.
         worker: the worker.
         rest: the rest of the epoch, if a different number of ranks or workers has begun it.
-        lanes: the number of lanes, between which the padding of the last batch is divided.
+        lanes: the number of lanes that share the padding of the last batch.
 
     Raises:
         EmptySourceError: there is no batch.
@@ -101,7 +101,7 @@ class BatchShare:
             )
         if self.count < self.batch and self.remainder == "drop":
             raise EmptySourceError(
-                f"IndexedSamples has {self.count} samples, and a global batch takes {self.batch}, so an epoch would be "
+                f"IndexedSamples has {self.count} samples, but a global batch takes {self.batch}, so an epoch would be "
                 f'empty. Choose a smaller global_batch_size, or remainder="pad" or "keep"'
             )
 
@@ -195,7 +195,7 @@ def rest_of_epoch(shares: Sequence[tuple[BatchShare, int]], waiting: Iterable[in
     """Return the rest of an epoch.
 
     Args:
-        shares: the shares of all instances, and the number of positions that each has yielded.
+        shares: the share of each instance and the number of positions that it has yielded.
         waiting: the positions of yielded samples that wait in later stages.
     """
     some, _ = shares[0]

@@ -39,7 +39,7 @@ class DrawPattern:
         self._pattern, self._places, self._beginnings = _pattern_of(weights)
 
     def draw(self, numbers: Numbers, shifts: Numbers | int) -> tuple[Numbers, Numbers]:
-        """Return the dataset of each draw, and the number of earlier draws from it.
+        """Return the dataset of each draw and the number of earlier draws from it.
 
         Args:
             numbers: the numbers of the draws, from 0.
@@ -50,7 +50,7 @@ class DrawPattern:
         return chosen, self._count_of(chosen, periods, begins, ends)
 
     def count(self, numbers: Numbers, shifts: Numbers | int) -> Numbers:
-        """Return how many of the first draws are from each dataset, as a row for each, for some numbers of draws."""
+        """Return how many of the first draws are from each dataset, as a row per dataset, for some numbers of draws."""
         return self._count_of(np.arange(len(self._weights))[:, None], *self._locate(numbers, shifts))
 
     def _locate(self, numbers: Numbers, shifts: Numbers | int) -> tuple[Numbers, Numbers, Numbers]:
@@ -105,7 +105,7 @@ def integer_weights(weights: Mapping[str, float], names: Sequence[str]) -> dict[
     rounded to about that sum, and a positive weight stays positive.
 
     Raises:
-        ValueError: a weight is missing, negative or not finite, is for an unknown dataset, or all are 0.
+        ValueError: a weight is missing, negative, not finite or for an unknown dataset, or all are 0.
         TypeError: the weights are not a mapping to numbers.
 
     Examples:
@@ -115,7 +115,7 @@ def integer_weights(weights: Mapping[str, float], names: Sequence[str]) -> dict[
     if not isinstance(weights, Mapping):
         raise TypeError(f'weights must be a mapping, as in {{"{names[0]}": 2}}, not {weights!r}')
     if {*weights} != {*names}:
-        raise ValueError(f"weights are for {sorted(weights, key=str)}, and the datasets are {sorted(names)}")
+        raise ValueError(f"weights are for {sorted(weights, key=str)}, but the datasets are {sorted(names)}")
     check_weights({repr(name): weights[name] for name in names})
     given = [weights[name] for name in names]
     fractions = [Fraction(weight) if isinstance(weight, int) else Fraction(str(float(weight))) for weight in given]

@@ -8,10 +8,10 @@ from wds_datapipes.index.order.permutation import Numbers
 
 
 def lane_starts(count: int, lanes: int, *, passes: int = 0) -> Numbers:
-    """Return how many of ``count`` samples are before each lane, and in all lanes.
+    """Return how many of ``count`` samples are before each lane and in all lanes.
 
     In each pass, different lanes have one sample more than the others. Lanes from which equally many samples are drawn
-    thus end their passes together, and all samples come equally often.
+    thus end their passes together, and all samples are drawn equally often.
 
     >>> lane_starts(11, 4).tolist(), lane_starts(11, 4, passes=1).tolist()
     ([0, 2, 5, 8, 11], [0, 3, 6, 9, 11])
@@ -58,7 +58,7 @@ class Lanes:
     Attributes:
         share: the number of samples of each lane in a batch.
         whole: the number of samples of each lane in all full batches.
-        starts: the number of samples before each lane, if they are numbered lane by lane.
+        starts: the number of samples before each lane if they are numbered lane by lane.
 
     Examples:
         >>> lanes = Lanes(11, batch=4, lanes=2)
@@ -84,7 +84,7 @@ class Lanes:
         return lanes, numbers - self.starts[lanes]
 
     def locate(self, positions: Numbers) -> Numbers:
-        """Return the numbers of the samples at some positions of the epoch, if samples are numbered lane by lane."""
+        """Return the numbers of the samples at some positions of the epoch if samples are numbered lane by lane."""
         batches, slots = np.divmod(positions, self.batch)
         lanes, numbers = np.divmod(slots, self.share)
         numbers += batches * self.share

@@ -22,7 +22,7 @@ class MixedOrder:
     Each lane draws from its own lane of each dataset, in a `DrawPattern` that continues from lane to lane in the slots
     of a batch, so the proportions are also exact in batches of whole periods. Successive draws from a dataset follow
     its own order through all epochs, and a new order once all of its samples have been read: no sample is read again
-    before all others of its lane. Like an `EpochOrder`, it is computed and not stored.
+    before all others of its lane. Like an `EpochOrder`, it is computed, not stored.
 
     Args:
         plan: the phases of the run.
@@ -105,7 +105,7 @@ class DrawnDataset:
     _orders: dict[int, EpochOrder] = field(default_factory=dict, init=False)
 
     def find(self, lanes: Numbers, draws: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the shards of draws, and the numbers of the samples in them.
+        """Return the shards of draws and the numbers of the samples in them.
 
         Raises:
             StateError: the dataset was removed.
@@ -147,7 +147,7 @@ def numbers_of_shards(shards: Mapping[str, int], parts: Mapping[str, slice]) -> 
     """
     if missing := [name for name in shards if name not in parts]:
         raise StateError(
-            f"A sample that is to be read is of the dataset {missing[0]!r}, which was removed from the pipeline. Pass "
-            "it with a weight of 0"
+            f"The next samples come from the dataset {missing[0]!r}, which was removed from the pipeline. Pass it with "
+            "a weight of 0"
         )
     return np.concatenate([np.arange(parts[name].start, parts[name].start + count) for name, count in shards.items()])

@@ -25,7 +25,7 @@ class Permutation:
     """A random permutation of ``range(size)``, in constant memory.
 
     It is a Feistel network on as many bits as ``size`` needs. Each round adds a hash of one half of the bits to the
-    other half, so it is invertible, and a permutation of a power of two. Numbers that it maps beyond ``size`` are
+    other half, so the network is invertible: a permutation of a power of two. Numbers that it maps beyond ``size`` are
     mapped again until they are not (cycle walking), which leaves a permutation of ``range(size)``; fewer than two steps
     are needed on average. The result depends only on the arguments, on all platforms.
 

@@ -52,7 +52,7 @@ def check_amendment(plan: PhasePlan, new: Phase, digest: Callable[[str, int], st
     last = plan.phases[-1]
     problems = list[str]()
     if (last.epoch, last.start) > (new.epoch, new.start):
-        problems.append(f"a later phase has begun in epoch {last.epoch}, and this state is of epoch {new.epoch}")
+        problems.append(f"a later phase has begun in epoch {last.epoch}, but this state is of epoch {new.epoch}")
     if {*map(_kind, (last.points, new.points))} - {"weights"} and _kind(last.points) != _kind(new.points):
         problems.append(f"the run has {_kind(last.points)}, and a change to {_kind(new.points)} would repeat samples")
     known = {name: each for phase in plan.phases for name, each in phase.datasets.items()}
@@ -60,7 +60,7 @@ def check_amendment(plan: PhasePlan, new: Phase, digest: Callable[[str, int], st
         own = new.datasets.get(name)
         owner = f"the dataset {name!r}" if name else "the dataset"
         if own is None and name in last.datasets and new.start and last.points is None:
-            problems.append(f"{owner} has samples in the rest of this epoch, and can be removed at its end")
+            problems.append(f"{owner} has samples in the rest of this epoch and can be removed at its end")
         elif own is not None and (own[0] < shards or digest(name, shards) != old):
             problems.append(
                 f"{owner} had {samples} samples in {shards} shards (#{old}), which are not those of the first {shards} "

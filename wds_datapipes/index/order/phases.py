@@ -92,13 +92,13 @@ class Draws(NamedTuple):
         return self.earlier + self.pattern.count(ends - self.begins, self.shifts)
 
     def find(self, lanes: Numbers, numbers: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the datasets of draws, and the number of each among those from its dataset and lane."""
+        """Return the dataset of each draw and the number of the draw among those from its dataset and lane."""
         datasets, draws = self.pattern.draw(numbers - self.begins[lanes], self.shifts[lanes])
         return datasets, draws + self.earlier[datasets, lanes]
 
 
 class PhasePlan:
-    """The phases of a run, and the arithmetic of its steps and draws.
+    """The phases of a run and the arithmetic of its steps and draws.
 
     The phase in which an epoch begins determines its number of samples. Weights, batches and datasets change with the
     phase. Each dataset is read pass by pass through all epochs and phases; if it has grown, its next pass contains the
@@ -137,7 +137,7 @@ class PhasePlan:
         return phase.count - max(phase.count - start, 0) % last.batch if self._drops else phase.count
 
     def locate(self, step: int) -> tuple[Phase, int, int]:
-        """Return the phase of a step, its epoch, and the number of its batch in the epoch or in the rest of it."""
+        """Return the phase of a step, its epoch, and the number of its batch in the epoch or in its rest."""
         phase = [each for each in self.phases if each.step <= step][-1]
         return phase, *self._locate(phase, step)
 
@@ -170,7 +170,7 @@ class PhasePlan:
         return np.full(self.lanes, samples // self.lanes)
 
     def seen(self, seed: int | None, epoch: int, position: int) -> dict[str, tuple[int, float]]:
-        """Return the samples of each dataset before a position of an epoch, and the passes that they make up.
+        """Return the number of samples of each dataset before a position of an epoch, and of passes that they make.
 
         Args:
             seed: as for `draws`.
@@ -280,12 +280,12 @@ def check_schedule(weights: Weights, names: Sequence[str], batch: int | None) ->
         step = check_integer("the step of a point of weights", point[0], 0)
         if step <= last or (not found and (step or point[2:])):
             raise ValueError(
-                f"the steps of weights must increase, from 0 for a point that is not linear, and {step} follows {last}"
+                f"the steps of weights must increase, from 0 for a point that is not linear, but {step} follows {last}"
             )
         found.append([step, integer_weights(point[1], names), *point[2:]])
         last = step
     if not found:
         raise ValueError("weights must have a point for step 0")
     if batch is None:
-        raise ValueError("weights by step need a global_batch_size, which says what a step is")
+        raise ValueError("weights by step require global_batch_size, which defines a step")
     return found

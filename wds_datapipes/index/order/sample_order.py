@@ -89,7 +89,7 @@ class EpochOrder:
     """The order of the samples in an epoch: a function of a seed and the sizes of the shards.
 
     Its memory grows with the number of shards, not with the number of samples. Lanes are equal parts of the dataset,
-    which are the same for each seed. Each lane has its own order, and they follow one another.
+    the same for each seed. Each lane has its own order, and the lanes follow one another.
 
     Args:
         sizes: the number of samples in each shard.
@@ -182,9 +182,9 @@ class EpochOrder:
 
 
 class LengthOrder:
-    """Sorts the samples of another order by length within windows, and shuffles the batches of each window.
+    """Sorts the samples of another order by length within windows and shuffles the batches of each window.
 
-    It moves samples only within their window, and within their lane: each lane has its shortest samples in the same
+    It moves samples only within their window and within their lane: each lane has its shortest samples in the same
     batches. The samples after the last full batch of the epoch stay at its end, so they are chosen independently of
     their length.
 
@@ -230,7 +230,7 @@ class LengthOrder:
         return self._order.find(moved)
 
     def _sort(self, parts: Numbers) -> None:
-        """Find the positions of parts, which are lanes of windows, in the other order, and discard earlier parts."""
+        """Find the positions of parts, which are lanes of windows, in the other order; discard earlier parts."""
         count = len(self._lanes)
         oldest = int(parts[0]) // count * count if len(parts) else 0
         self._sorted = {part: row for part, row in self._sorted.items() if part >= oldest}
@@ -270,7 +270,7 @@ def check_lengths(lengths: Any, count: int, owner: str) -> Numbers:
     """
     found = np.asarray(lengths)
     if found.shape != (count,):
-        raise ValueError(f"bucket_by has lengths of the shape {found.shape}, and {owner} has {count} samples")
+        raise ValueError(f"bucket_by has lengths of the shape {found.shape}, but {owner} has {count} samples")
     if not np.issubdtype(found.dtype, np.integer) and count:
         raise TypeError(f"bucket_by must have integers as lengths, not {found.dtype}")
     found = found.astype(np.int64)

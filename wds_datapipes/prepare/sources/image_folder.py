@@ -30,7 +30,7 @@ class ImageFiles:
 
     Args:
         root: the folder that all paths are relative to.
-        classes: the names of the classes, in the order of their numbers; ``None`` if there are none.
+        classes: the names of the classes in the order of their numbers; ``None`` if there are none.
 
     Attributes:
         files: the files of all samples in order, relative to the root.
@@ -85,7 +85,7 @@ def find_images(
     Args:
         root: the folder.
         has_classes: whether the subfolders are classes; if not, samples have no class.
-        classes: the names of all classes, in the order of their numbers, if there may be more than folders.
+        classes: the names of all classes in the order of their numbers, if some may have no folder.
         endings: the file extensions of images.
         key_rule: group all files with the same key into one sample, which must contain an image. By default, each image
             is a sample.
@@ -144,7 +144,7 @@ def _select_files(
     found: ImageFiles,
     fault: Faults,
 ) -> Iterator[Files]:
-    """Yield the samples of one folder, and count the other files."""
+    """Yield the samples of one folder and count the other files."""
     grouped: dict[str, list[str]] = {}
     for name in sorted(names):
         stem, dot, ending = name.rpartition(".")
