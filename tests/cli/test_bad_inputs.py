@@ -1,4 +1,4 @@
-"""Every command on every kind of bad input: a code, one line that names the input, no traceback and no output."""
+"""Every command on every kind of bad input: an exit code and one line that names the input; no traceback or output."""
 
 from __future__ import annotations
 

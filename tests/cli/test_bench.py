@@ -1,4 +1,4 @@
-"""The command ``bench``: what it measures, and its errors."""
+"""The command ``bench``: what it measures and its errors."""
 
 from __future__ import annotations
 

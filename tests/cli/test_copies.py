@@ -29,7 +29,7 @@ def keys(*urls: str) -> list[str]:
 
 
 @pytest.mark.parametrize("field", ["jpg", "pyd"])
-def test_bytes_stay_whatever_they_are(program: Any, folder: Path, field: str) -> None:
+def test_any_bytes_are_copied_unchanged(program: Any, folder: Path, field: str) -> None:
     data = random.Random(0).randbytes(70_000)
     build_shard("raw.tar", [{"__key__": "a", field: data}])
     for command in ("cat", "shuffle", "split"):

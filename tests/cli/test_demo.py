@@ -1,4 +1,4 @@
-"""The demo does what the README promises, and fails with one line."""
+"""The demo does what the README promises, or fails with one line."""
 
 from __future__ import annotations
 

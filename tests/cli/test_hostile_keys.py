@@ -1,4 +1,4 @@
-"""Keys and fields that attack a terminal, a page, a shell or a file system, in every output of the commands."""
+"""Keys and fields that attack a terminal, a page, a shell or a file system, in all output of the commands."""
 
 from __future__ import annotations
 

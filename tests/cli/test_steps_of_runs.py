@@ -1,4 +1,4 @@
-"""``wds-datapipes steps``: the samples of steps, from a checkpoint."""
+"""The command ``steps``: the samples of training steps, given a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``pipe:`` commands: their output, the handling of their exit status, and that they leave nothing behind."""
+"""``pipe:`` commands: their output and exit status; they leave nothing behind."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ ENDLESS: dict[str, tuple[Callable[[], Iterable[bytes]], float]] = {
 
 
 @pytest.mark.parametrize("name", ENDLESS)
-def test_an_endless_answer_is_abandoned(proxy: FaultProxy, name: str, tmp_path: Path) -> None:
+def test_an_endless_response_is_abandoned(proxy: FaultProxy, name: str, tmp_path: Path) -> None:
     pieces, pause_s = ENDLESS[name]
     asks: list[Callable[[str], object]] = [
         lambda url: keys(url, retries=0, timeout_s=0.3),

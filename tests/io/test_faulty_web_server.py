@@ -249,7 +249,7 @@ WEAK: dict[str, dict[str, str | None]] = {
 @leaves_nothing
 @pytest.mark.parametrize("validator", WEAK)
 @pytest.mark.parametrize("then", ["/fault/a.tar", "/fault/b.tar"])
-def test_all_bytes_are_those_of_one_version_although_no_validator_is_strong(
+def test_all_bytes_are_of_one_version_without_a_strong_validator(
     proxy: FaultProxy, reached: Callable[[int], None], tmp_path: Path, validator: str, then: str
 ) -> None:
     whole = {"Connection": "close", "Content-Length": str(SIZE)}
@@ -300,7 +300,7 @@ def test_a_server_that_sends_small_parts_needs_no_retry(
 
 @leaves_nothing
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_stalled_answer_is_abandoned(proxy: FaultProxy, reached: Callable[[int], None], scheme: str) -> None:
+def test_a_stalled_response_is_abandoned(proxy: FaultProxy, reached: Callable[[int], None], scheme: str) -> None:
     at = REGIONS["in data"]
     proxy.stalled.clear()
     proxy.faults[:] = [Fault(at=at, how="stall")]
@@ -316,7 +316,7 @@ RESTORED = ["close", "again at the next byte", "503 at first"]
 @leaves_nothing
 @pytest.mark.parametrize("name", RESTORED)
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_resumed_pass_continues_despite_faults(
+def test_a_resumed_epoch_continues_despite_faults(
     proxy: FaultProxy, reached: Callable[[int], None], name: str, scheme: str
 ) -> None:
     def pipeline() -> Any:

@@ -59,7 +59,7 @@ def asked(server: Nginx) -> list[tuple[int, str, str]]:
 
 
 @pytest.mark.parametrize("location", LOCATIONS)
-def test_the_rest_of_a_pass_is_read_by_ranges_if_supported(server: Nginx, location: str) -> None:
+def test_the_rest_of_an_epoch_is_read_by_ranges_if_supported(server: Nginx, location: str) -> None:
     cut = 4
     url = f"http://127.0.0.1:{server.http}/{location}a.tar"
     assert read(url) == WANT
@@ -101,7 +101,7 @@ def test_the_error_of_an_unknown_authority_says_what_to_do(server: Nginx, pauses
     assert pauses == []
 
 
-def test_a_private_authority_is_given_by_its_file(server: Nginx, tmp_path: Path) -> None:
+def test_a_file_makes_a_private_authority_trusted(server: Nginx, tmp_path: Path) -> None:
     url = f"https://127.0.0.1:{server.https}/a.tar"
     options = {"storage_options": {"ca_file": str(server.authority)}}
     assert read(url, **options) == WANT

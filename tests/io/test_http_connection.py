@@ -71,7 +71,7 @@ def test_many_small_shards_are_requested_at_once(site: Site, tmp_path: Path) -> 
     assert len(list(ShardList([site.url(f"/{number}.tar") for number in range(6)]).load_wds_shards())) == 6
 
 
-def test_a_connection_that_the_server_closed_meanwhile_is_replaced(site: Site) -> None:
+def test_a_connection_closed_in_the_meantime_is_replaced(site: Site) -> None:
     for _ in range(3):
         assert read(site.url()) == BODY
         for accepted in site.accepted:
@@ -80,7 +80,7 @@ def test_a_connection_that_the_server_closed_meanwhile_is_replaced(site: Site) -
     assert len(site.accepted) == 3
 
 
-def test_a_connection_that_the_server_closes_at_a_request_is_replaced(site: Site) -> None:
+def test_a_connection_closed_at_a_request_is_replaced(site: Site) -> None:
     assert read(site.url()) == BODY
     site.hangs_up = True
     assert read(site.url()) == BODY
@@ -161,7 +161,7 @@ def test_a_few_connections_are_kept_for_a_limited_time(site: Site, monkeypatch: 
         each.close()
 
 
-def test_threads_that_start_together_read_the_certificates_of_the_system_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_start_together_read_the_system_certificates_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls, start, create = list[None](), threading.Barrier(16), ssl.create_default_context
 
     def count() -> Any:

@@ -1,4 +1,4 @@
-"""Openers other than commands: their errors, and that nothing stays open and no secret is revealed."""
+"""Openers other than commands: their errors; nothing stays open, and no secret is revealed."""
 
 from __future__ import annotations
 

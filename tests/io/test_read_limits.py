@@ -178,7 +178,7 @@ def endless(*pieces: bytes, most: int) -> BinaryIO:
     return cast(BinaryIO, Guarded(each(), most))
 
 
-def test_a_too_large_member_is_refused_before_its_data_are_read() -> None:
+def test_a_member_that_is_too_large_is_refused_before_its_data_are_read() -> None:
     size = (8 << 30) + 1
     stream = endless(header("a.bin", size), bytes(MIB), most=4 * MIB)
     tracemalloc.start()
@@ -205,7 +205,7 @@ def test_unselected_members_may_be_large() -> None:
     assert read(archive, given, select_files=lambda name: name == "a.cls") == (["a.cls"], "")
 
 
-def test_names_as_long_as_a_path_of_linux_are_read_by_default() -> None:
+def test_names_as_long_as_a_linux_path_are_read_by_default() -> None:
     assert read(Planned("n" * 4096, 1, 0, True).written() + END) == (["n" * 4096], "")
     assert read(Planned("n" * 4097, 1, 0, True).written() + END) == ([], "name_bytes")
     record = f"path={'é' * 2049}\n"

@@ -1,4 +1,4 @@
-"""Shards on an SFTP server: resumed passes, and connections that break anywhere."""
+"""Shards on an SFTP server: resumed epochs, and connections that break anywhere."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_shard_is_read_whole_and_listed(server: SftpServer) -> None:
     assert [url.rpartition("/")[2] for url in listed] == ["a.tar"]
 
 
-def test_the_rest_of_a_pass_is_read_by_seeking(server: SftpServer, line: Wire) -> None:
+def test_the_rest_of_an_epoch_is_read_by_seeking(server: SftpServer, line: Wire) -> None:
     cut, options = 4, server.options(line.port)
     whole = keys(pipeline(options))
     state = state_at(pipeline(options), cut)
@@ -113,7 +113,7 @@ def test_the_rest_of_a_pass_is_read_by_seeking(server: SftpServer, line: Wire) -
     assert sum(line.sent[before:]) < waiting + size - int(state[0]["next"][1]) + 100_000
 
 
-def test_a_resumed_pass_continues_where_the_connection_breaks(server: SftpServer, line: Wire) -> None:
+def test_a_resumed_epoch_continues_where_the_connection_breaks(server: SftpServer, line: Wire) -> None:
     options = server.options(line.port)
     whole = keys(pipeline(options))
     state = state_at(pipeline(options), 2)
@@ -189,7 +189,7 @@ def test_a_wrong_password_ends_the_run_under_any_policy(server: SftpServer, paus
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 @pytest.mark.parametrize(("known", "why"), [("", "not found in known_hosts"), ("another key", "does not match")])
-def test_a_server_whose_key_is_unknown_or_another_is_refused(
+def test_a_server_with_an_unknown_or_changed_key_is_refused(
     server: SftpServer, tmp_path: Path, pauses: list[float], known: str, why: str, on_error: str
 ) -> None:
     file = tmp_path / "known_hosts"
@@ -201,7 +201,7 @@ def test_a_server_whose_key_is_unknown_or_another_is_refused(
     assert pauses == []
 
 
-def test_keys_are_those_of_the_user_unless_any_is_accepted(
+def test_keys_come_from_the_user_unless_any_key_is_accepted(
     server: SftpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))

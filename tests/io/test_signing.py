@@ -52,7 +52,7 @@ def test_a_file_takes_one_request_and_a_range_one_more(proxy: FaultProxy) -> Non
         ({"config_kwargs": {"signature_version": "s3"}}, "AWSAccessKeyId=access"),
     ],
 )
-def test_the_options_of_s3fs_hold(proxy: FaultProxy, more: dict[str, Any], query: str) -> None:
+def test_the_options_of_s3fs_apply(proxy: FaultProxy, more: dict[str, Any], query: str) -> None:
     with open_url("s3://signed/a.tar", storage_options=options(proxy, **more)) as stream:
         assert stream.read() == BODY
     ((path, _),) = proxy.asked
@@ -68,7 +68,7 @@ def test_the_options_of_s3fs_hold(proxy: FaultProxy, more: dict[str, Any], query
         {"s3_additional_kwargs": {"SSECustomerKey": "k" * 32, "SSECustomerAlgorithm": "AES256"}},
     ],
 )
-def test_s3fs_reads_itself_what_only_its_client_can(proxy: FaultProxy, more: dict[str, Any]) -> None:
+def test_s3fs_reads_what_only_its_client_can(proxy: FaultProxy, more: dict[str, Any]) -> None:
     assert signer_of(RemotePath("s3://signed/a.tar", options(proxy))) is not None
     assert signer_of(RemotePath("s3://signed/a.tar", options(proxy, **more))) is None
 

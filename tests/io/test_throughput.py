@@ -46,7 +46,7 @@ def begins(proxy: FaultProxy) -> list[int]:
     return [int((part or "bytes=0-").removeprefix("bytes=").partition("-")[0]) for _, part in proxy.asked]
 
 
-def test_a_dripping_answer_is_abandoned_and_resumed_by_another_connection(proxy: FaultProxy, url: str) -> None:
+def test_a_dripping_response_is_resumed_over_another_connection(proxy: FaultProxy, url: str) -> None:
     # Each byte arrives well within the time-out of a read.
     proxy.faults[:] = [Fault(at=20_000, how="drip")] * 2
     samples = list(ShardList([url]).load_wds_shards(timeout_s=1, read_ahead=0).group_samples())

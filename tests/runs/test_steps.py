@@ -125,7 +125,7 @@ def without_exclusions(state: Any) -> Any:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_steps_after_epochs_that_were_selected(workers: int) -> None:
+def test_steps_after_set_epoch(workers: int) -> None:
     state, batches = run([indexed(1, order="window")], workers, 2, epoch=4)
     steps = RunSteps(indexed(1, order="window"), state)
     assert [[each.key for each in steps.samples(8 + number)] for number in range(2)] == batches
@@ -224,7 +224,7 @@ def test_exclusions_grow_only_at_their_end() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_all_loaders_note_when_exclusions_were_added(workers: int) -> None:
+def test_all_loaders_record_when_exclusions_were_added(workers: int) -> None:
     state: Any = None
     batches, exclude = list[list[str]](), list[str]()
     for steps in (1, 3, 3):
