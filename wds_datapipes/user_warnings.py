@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from types import FrameType
+from traceback import walk_stack
 
 from wds_datapipes.redaction import redact_text
 
@@ -20,12 +20,9 @@ def warn_user(text: str, category: type[Warning] = UserWarning) -> None:
     A ``stacklevel`` cannot do so, because the number of frames depends on the pipeline and its loader. If there is no
     such line, as in a worker process or a thread, the warning points at the caller. Credentials in the text are hidden.
     """
-    frame = caller = sys._getframe(1)
-    while _is_machinery(frame):
-        if frame.f_back is None:
-            frame = caller
-            break
-        frame = frame.f_back
+    caller = sys._getframe(1)
+    packages = ((frame, str(frame.f_globals.get("__name__", "")).partition(".")[0]) for frame, _ in walk_stack(caller))
+    frame = next((frame for frame, package in packages if package not in MACHINERY), caller)
     warnings.warn_explicit(
         redact_text(text),
         category,
@@ -34,7 +31,3 @@ def warn_user(text: str, category: type[Warning] = UserWarning) -> None:
         module=frame.f_globals.get("__name__", "<unknown>"),
         registry=frame.f_globals.setdefault("__warningregistry__", {}),
     )
-
-
-def _is_machinery(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in MACHINERY

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
 from wds_datapipes.errors import RankLostError
+from wds_datapipes.io.call_threads import start_call
 from wds_datapipes.loading.data_parallel import DataParallelGroup, Facts, check_facts_match, digest
 from wds_datapipes.pipes.inspection import upstream
 
@@ -296,7 +297,7 @@ class Ranks:
             timeout_s: how long that function returns True, in seconds.
             limit_s: how long to wait for the result, in seconds.
         """
-        ended, deadline, answer = threading.Event(), time.monotonic() + timeout_s, futures.Future[T]()
+        ended, deadline = threading.Event(), time.monotonic() + timeout_s
         pauses_s = (min(PAUSES_S[0] * 1.5**number, PAUSES_S[1]) for number in range(sys.maxsize))
 
         def pause() -> bool:
@@ -305,15 +306,9 @@ class Ranks:
                 raise futures.CancelledError  # the result is no longer needed
             return left_s > 0
 
-        def act() -> None:
-            try:
-                answer.set_result(action(pause))
-            except Exception as error:  # noqa: BLE001 - the other thread raises it
-                answer.set_exception(error)
-
         # A daemon thread, because the interpreter waits for all others before it exits. Besides, a loader may be
         # garbage-collected while the threading module holds a lock that only non-daemon threads need.
-        threading.Thread(target=act, name="wds_datapipes ranks", daemon=True).start()
+        answer = start_call(lambda: action(pause))
         try:
             return answer.result(limit_s)
         finally:

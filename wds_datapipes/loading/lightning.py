@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from types import FrameType
+from itertools import islice
+from traceback import walk_stack
 from typing import Any
 
 from wds_datapipes.loading.checkpoint.format import Checkpoint
@@ -18,14 +19,10 @@ DEPTH = 16
 
 def training_loop() -> Any:
     """Return Lightning's ``FitLoop`` in the call stack, or ``None``."""
-    frame: FrameType | None = sys._getframe(1)
-    for _ in range(DEPTH):
-        if frame is None:
-            break
+    for frame, _ in islice(walk_stack(sys._getframe(1)), DEPTH):
         package, _, module = str(frame.f_globals.get("__name__")).partition(".")
         if package in ("lightning", "pytorch_lightning") and module.endswith("loops.fit_loop"):
             return frame.f_locals.get("self")
-        frame = frame.f_back
     return None
 
 

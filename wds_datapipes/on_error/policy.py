@@ -275,13 +275,9 @@ def write_quarantine(path: str, item: SkippedItem) -> None:
     """
     line = json.dumps(item._asdict()).encode() + b"\n"
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-        try:
-            written = os.write(descriptor, line)
-        finally:
-            os.close(descriptor)
-        if written != len(line):
-            raise OSError("the disk is full")
+        with Path(path).open("ab", buffering=0) as file:  # a single write, because other processes append, too
+            if file.write(line) != len(line):
+                raise OSError("the disk is full")
     except OSError as error:
         raise MissingSidecarError(
             f"Skipped items cannot be written to {path}: {error.strerror or error}. The item is {item}"

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from multiprocessing.connection import wait as wait_for
 from typing import Any, NamedTuple
@@ -182,21 +182,6 @@ def failure_of(task: Future[Any]) -> BaseException | None:
 #: The function of a forked process, and a lock held while it runs. A process has only one function.
 _function: Callable[..., Any] | None = None
 _running = threading.Lock()
-#: Whether the exit of this process is deferred, and whether an exit is due.
-_exit_deferred = _exit_due = False
-
-
-@contextlib.contextmanager
-def defer_exit() -> Iterator[None]:
-    """Defer the exit of a forked process until a resource created meanwhile has an owner that removes it."""
-    global _exit_deferred
-    _exit_deferred = True
-    try:
-        yield
-    finally:
-        _exit_deferred = False
-    if _exit_due:
-        raise SystemExit(1)
 
 
 def _init_worker(work: Callable[..., Any], private: Collection[int]) -> None:
@@ -222,13 +207,10 @@ def _run_task(*arguments: Any) -> Any:
 
 def _exit_on_signal(_number: int, _frame: object) -> None:
     """Exit, unless this process is already exiting; Python drops exceptions raised while an object is deleted."""
-    global _exit_due
     error = sys.exc_info()[1]
     while error is not None and not isinstance(error, SystemExit):
         error = error.__context__
-    if _exit_deferred:
-        _exit_due = True
-    elif error is None:
+    if error is None:
         raise SystemExit(1)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from types import FrameType
+from traceback import walk_stack
 from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
@@ -299,13 +299,11 @@ def warn_of_copies(pipe: Any) -> None:
 
 def is_read_by_shard() -> bool:
     """Whether the caller is accelerate's or transformers' ``IterableDatasetShard``."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        # Read only the locals of this function, because reading them keeps them alive.
-        if frame.f_code.co_name == "__iter__" and type(frame.f_locals.get("self")).__name__ == "IterableDatasetShard":
-            return True
-        frame = frame.f_back
-    return False
+    # Read only the locals of this function, because reading them keeps them alive.
+    return any(
+        frame.f_code.co_name == "__iter__" and type(frame.f_locals.get("self")).__name__ == "IterableDatasetShard"
+        for frame, _ in walk_stack(sys._getframe(1))
+    )
 
 
 def _unsplit_sources(pipe: Any, instances: int, ranks: int) -> Iterator[tuple[Any, int]]:

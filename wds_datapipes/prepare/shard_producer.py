@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import pickle
+import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from wds_datapipes.errors import EncodeError
+from wds_datapipes.interrupts import defer_interrupts
 from wds_datapipes.io.openers import redact
 from wds_datapipes.on_error.policy import OnError, concerns_all, note
-from wds_datapipes.parallel.executors import defer_exit
 from wds_datapipes.types import Sample, ShardInfo
 from wds_datapipes.writing.options import WriteOptions
 from wds_datapipes.writing.shard_file import ShardFile
@@ -86,7 +87,7 @@ class ShardProducer:
 
         version = self.version_of(item)
         with ExitStack() as opened:
-            with defer_exit():
+            with defer_interrupts(signal.SIGTERM):
                 shard = opened.enter_context(ShardFile(output, self.options))
             for results in self._map(count_samples(), skip):
                 try:

@@ -18,8 +18,8 @@ from typing import Any
 from wds_datapipes.codecs import describe_value
 from wds_datapipes.codecs.field_chain import name_field
 from wds_datapipes.errors import EncodeError, SampleSourceError
+from wds_datapipes.interrupts import defer_interrupts
 from wds_datapipes.io.shell_process import ShellProcess, describe_exit
-from wds_datapipes.parallel.executors import defer_exit
 from wds_datapipes.redaction import redact_command
 from wds_datapipes.redaction.storage_options import redactor_of_command
 from wds_datapipes.samples.fields import describe_sample
@@ -74,7 +74,7 @@ class SampleCommand:
             EncodeError: the name of a field is not a valid file name.
         """
         with ExitStack() as opened:
-            with defer_exit():
+            with defer_interrupts(signal.SIGTERM):
                 folder = opened.enter_context(
                     tempfile.TemporaryDirectory(prefix=self._prefix, ignore_cleanup_errors=True)
                 )
@@ -98,7 +98,7 @@ class SampleCommand:
     def _run(self, folder: str, sample: Sample) -> None:
         # Do not wait for background processes of the command: they may keep the output open.
         with tempfile.TemporaryFile() as output, ExitStack() as opened:
-            with defer_exit():
+            with defer_interrupts(signal.SIGTERM):
                 process = ShellProcess(self._command, cwd=folder, stdout=output, stderr=subprocess.STDOUT)
                 opened.callback(process.end)
             try:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from random import Random
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.on_error.policy import OnError
@@ -16,8 +16,6 @@ from wds_datapipes.seeds import derived_seed
 from wds_datapipes.shards.position import ItemCounter, SamplePosition
 
 T = TypeVar("T")
-
-_END = object()
 
 
 def rsample(
@@ -91,16 +89,15 @@ def slice_samples(
             next(items, None)
         _close(items)
         return
-    while counter.has_pending or counter.count <= last:
-        item = next(cast(Iterator[object], items), _END)
-        if item is _END:
-            return
+    for item in items:
         if counter.is_repeat(position):
-            yield cast(T, item)
+            yield item
         elif (index := counter.count - 1) in wanted:
             if index == last:
                 _close(items)
-            yield cast(T, item)
+            yield item
+        if counter.count > last and not counter.has_pending:
+            return
 
 
 def _close(items: object) -> None:

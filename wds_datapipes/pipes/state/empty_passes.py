@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import weakref
+from traceback import walk_stack
 from typing import Any, NamedTuple
 
 from wds_datapipes.datapipes import IterDataPipe
@@ -82,8 +83,7 @@ class EmptyPassGuard:
 def _waiting_for(stage: IterDataPipe[Any]) -> list[Any]:
     """Return a stage and the later stages that wait for its items in this thread and may drop some."""
     waiting: list[Any] = [stage]
-    frame = sys._getframe(2)
-    while frame is not None:
+    for frame, _ in walk_stack(sys._getframe(2)):
         # Skip other frames: f_locals keeps all objects of a frame alive while its function runs.
         found = frame.f_locals.get("self") if frame.f_code.co_name in ("__iter__", "__next__") else None
         if isinstance(found, IterDataPipe) and found is not waiting[-1]:
@@ -92,7 +92,6 @@ def _waiting_for(stage: IterDataPipe[Any]) -> list[Any]:
             known = declared(found)
             if not (known.is_transparent or known.is_loaders):  # they drop nothing, and torch may not count their items
                 waiting.append(found)
-        frame = frame.f_back  # type: ignore[assignment]  # it is None at the end
     return waiting
 
 
