@@ -28,7 +28,7 @@ from wds_datapipes.pipes.foreign_stages import STAGES, declared
 from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.inspection import count_yielded, loop_of, upstream
 from wds_datapipes.pipes.state.pipeline_state import check_resharding, reshard_states, save_state
-from wds_datapipes.shards.assignment import Resharding
+from wds_datapipes.shards.position import Resharding
 
 PACKAGE = Path(wds_datapipes.__file__).parent
 MODULES = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}

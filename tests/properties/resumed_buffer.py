@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
-from wds_datapipes.samples.position_buffer import plain_state
-from wds_datapipes.samples.sample_buffer import SampleBuffer
+from wds_datapipes.samples.position_buffer import SampleBuffer, plain_state
 from wds_datapipes.shards.position import SamplePosition
 
 __all__ = ["check_buffer_resumes"]

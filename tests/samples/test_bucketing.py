@@ -17,7 +17,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from wds_datapipes import ErrorBudget
 from wds_datapipes.errors import SampleSizeError
 from wds_datapipes.samples.bucketing import LengthBuckets, bucket_samples
-from wds_datapipes.samples.sample_buffer import SampleBuffer
+from wds_datapipes.samples.position_buffer import SampleBuffer
 from wds_datapipes.shards.position import SamplePosition
 
 LENGTHS = st.lists(st.integers(0, 20), max_size=60)

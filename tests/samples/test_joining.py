@@ -11,7 +11,7 @@ import pytest
 from wds_datapipes.counters import Counters
 from wds_datapipes.errors import MissingFieldError
 from wds_datapipes.on_error.policy import CountedErrors
-from wds_datapipes.samples.joining import associate
+from wds_datapipes.samples.fields import associate
 from wds_datapipes.types import Sample
 
 pytestmark = pytest.mark.usefixtures("nothing_left", "folder")

@@ -15,7 +15,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from wds_datapipes.errors import MissingFieldError, SampleSizeError
 from wds_datapipes.samples.packing import LongSamples, RowFormat, pack_samples
-from wds_datapipes.samples.sample_buffer import SampleBuffer
+from wds_datapipes.samples.position_buffer import SampleBuffer
 from wds_datapipes.shards.position import SamplePosition
 
 LENGTHS = st.lists(st.integers(0, 12), max_size=50)

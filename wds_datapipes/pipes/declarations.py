@@ -11,8 +11,7 @@ from wds_datapipes.datapipes import SHARDING_PRIORITIES
 from wds_datapipes.errors import StateError
 from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.pipes.inspection import loop_of, name_of
-from wds_datapipes.shards.assignment import Resharding
-from wds_datapipes.shards.position import SamplePosition
+from wds_datapipes.shards.position import Resharding, SamplePosition
 
 if TYPE_CHECKING:
     from wds_datapipes.index.exclusions import Exclusions

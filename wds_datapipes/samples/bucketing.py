@@ -14,7 +14,7 @@ from wds_datapipes.arguments import check_integer
 from wds_datapipes.errors import SampleSizeError
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, note
 from wds_datapipes.samples.fields import describe_sample, missing_field_error, not_a_sample_error
-from wds_datapipes.samples.sample_buffer import SampleBuffer
+from wds_datapipes.samples.position_buffer import SampleBuffer
 from wds_datapipes.shards.position import SamplePosition
 
 T = TypeVar("T")

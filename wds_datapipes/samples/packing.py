@@ -15,7 +15,7 @@ from wds_datapipes.arguments import check_choice
 from wds_datapipes.errors import SampleError, SampleSizeError
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError
 from wds_datapipes.samples.fields import PADDING_MARK, describe_sample, missing_field_error, not_a_sample_error
-from wds_datapipes.samples.sample_buffer import SampleBuffer
+from wds_datapipes.samples.position_buffer import SampleBuffer
 from wds_datapipes.shards.position import SamplePosition
 from wds_datapipes.types import Sample
 

@@ -16,8 +16,7 @@ from pipeline_table import EXACT, REPLAYED, SIZES, STREAMS, Pipe, draw, is_even,
 from wds_datapipes import IndexedSamples, ShardList, merge_states
 from wds_datapipes.errors import StateError
 from wds_datapipes.index import EpochOptions
-from wds_datapipes.shards.assignment import Resharding, assign_shards
-from wds_datapipes.shards.position import SamplePosition
+from wds_datapipes.shards.position import Resharding, SamplePosition, assign_shards
 
 shards = shards_of(3)
 

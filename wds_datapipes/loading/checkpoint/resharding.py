@@ -20,8 +20,8 @@ from wds_datapipes.pipes.state.pipeline_state import (
     reshard_states,
 )
 from wds_datapipes.pipes.state.replay import is_replayed
-from wds_datapipes.shards.assignment import Resharding
 from wds_datapipes.shards.packed_rows import OUTLINE
+from wds_datapipes.shards.position import Resharding
 
 #: The maximum number of ranks of a run.
 MAX_RANKS = 1 << 20

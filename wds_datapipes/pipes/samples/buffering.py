@@ -1,9 +1,9 @@
-"""Stages that hold samples back to shuffle them, or to combine samples of similar or different lengths."""
+"""Stages that hold samples back to shuffle them, or to combine or split them, such as by similar lengths."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from random import Random
 from typing import Any, TypeVar
 
@@ -14,11 +14,12 @@ from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import StateError
 from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.pipes.inspection import name_of
-from wds_datapipes.pipes.stage import FunctionStage, SnapshotStage, position_reader_of, register_stage
+from wds_datapipes.pipes.stage import EngineStage, FunctionStage, SnapshotStage, position_reader_of, register_stage
 from wds_datapipes.pipes.state.seeding import SeededStage
+from wds_datapipes.samples.batching import unbatch_samples
 from wds_datapipes.samples.bucketing import Length, LengthBuckets, bucket_samples
 from wds_datapipes.samples.packing import Layout, LongSamples, RowFormat, pack_samples
-from wds_datapipes.samples.sample_buffer import SampleBuffer
+from wds_datapipes.samples.position_buffer import SampleBuffer
 from wds_datapipes.samples.shuffling import ShuffleState, shuffle_samples
 from wds_datapipes.shards.position import SamplePosition, unpack_positions
 from wds_datapipes.types import Sample
@@ -318,3 +319,46 @@ class SamplePacker(BufferingStage[Sample]):
     def snapshot(self) -> dict[str, Any]:
         """Return the positions of the buffered samples, and how much of the last one has been yielded."""
         return {**super().snapshot(), "cut": self._current().cut}
+
+
+@register_stage("unbatch_samples")
+class SampleUnbatcher(EngineStage[Any]):
+    """Split collated batches into samples (functional name: ``unbatch_samples``).
+
+    This is the inverse of torch's ``.collate()``. A batch is a dict, a tuple or a list of columns, or a single column.
+    A column is a tensor, an array or a list whose first dimension is the batch, so a list or a tuple inside a batch is
+    a single column.
+
+    torch's ``.unbatch()`` splits lists of samples, as from ``.batch()`` or from a function that splits a sample into
+    several. A pipeline with either stage resumes by replay.
+
+    After a loader, use it to shuffle the samples of all workers in the main process::
+
+        loader = DataLoader(pipe.batch(64).collate(), batch_size=None, num_workers=8)
+        mixed = IterableWrapper(loader, deepcopy=False).unbatch_samples().shuffle_samples(1000).batch(64).collate()
+
+    Yields:
+        Any: samples of the same type as the batch, such as dicts or tuples. Numbers in a tensor become tensors without
+            dimensions. Values are views of the batch, whose memory is released with its last sample.
+
+    Args:
+        source: yields batches.
+
+    Raises:
+        ValueError: the columns of a batch have different lengths.
+        TypeError: a batch contains a value that is not a column.
+
+    Examples:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> batches = IterableWrapper([{"__key__": ["a", "b"], "cls": [3, 4]}])
+        >>> list(batches.unbatch_samples())
+        [{'__key__': 'a', 'cls': 3}, {'__key__': 'b', 'cls': 4}]
+    """
+
+    holds_items = True
+
+    def __init__(self, source: IterDataPipe[Any]) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from unbatch_samples(self.source)

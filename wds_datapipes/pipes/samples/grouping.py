@@ -21,9 +21,17 @@ from wds_datapipes.pipes.state.shard_order import Seen, ShardOrder, listings_bef
 from wds_datapipes.samples.grouping import OnDuplicate, OnRepeatedKey, RecordGrouping, SampleGrouping, split_by_shard
 from wds_datapipes.samples.interleaving import interleave_samples
 from wds_datapipes.samples.keys import KeyRule, check_key_rule, first_dot
-from wds_datapipes.shards.assignment import Resharding, assign_shards
 from wds_datapipes.shards.loading import ShardMembers
-from wds_datapipes.shards.position import ALL_SHARDS, END_OF_SHARDS, Progress, Resume, SamplePosition, ShardShare
+from wds_datapipes.shards.position import (
+    ALL_SHARDS,
+    END_OF_SHARDS,
+    Progress,
+    Resharding,
+    Resume,
+    SamplePosition,
+    ShardShare,
+    assign_shards,
+)
 from wds_datapipes.types import Member, Sample
 
 

@@ -34,8 +34,7 @@ from wds_datapipes.pipes.sharding import SplittingStage, rank_and_worker_of, war
 from wds_datapipes.pipes.stage import SnapshotStage
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.samples.fields import PADDING_MARK
-from wds_datapipes.shards.assignment import Resharding
-from wds_datapipes.shards.position import SamplePosition
+from wds_datapipes.shards.position import Resharding, SamplePosition
 from wds_datapipes.types import Sample
 from wds_datapipes.user_warnings import warn_user
 

@@ -16,8 +16,7 @@ from wds_datapipes.pipes.state.pipeline_state import reshard_states
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.samples.mixing import MixState, Stop, check_weights, mix_samples
 from wds_datapipes.seeds import derived_seed
-from wds_datapipes.shards.assignment import Resharding
-from wds_datapipes.shards.position import SamplePosition
+from wds_datapipes.shards.position import Resharding, SamplePosition
 
 
 @register_stage("mix_samples")

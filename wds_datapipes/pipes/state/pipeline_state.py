@@ -14,8 +14,7 @@ from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.inspection import call_of, name_of, upstream
 from wds_datapipes.samples.position_buffer import plain_state
-from wds_datapipes.shards.assignment import Resharding
-from wds_datapipes.shards.position import SamplePosition, unpack_positions
+from wds_datapipes.shards.position import Resharding, SamplePosition, unpack_positions
 
 Part = Sequence[Mapping[str, Any] | None]
 """The state of one instance of a pipeline."""
