@@ -204,20 +204,12 @@ class FileFacts(NamedTuple):
     etag: str | None = None
 
 
-def file_facts(
-    url: str,
-    *,
-    storage_options: Mapping[str, Any] | None = None,
-    timeout_s: float | None = None,
-    retries: int | None = None,
-) -> FileFacts:
+def file_facts(url: str, **options: Any) -> FileFacts:
     """Return the size of a file, and its modification time or ETag.
 
     Args:
         url: the file.
-        storage_options: passed to the file system.
-        timeout_s: see `split_timeouts`.
-        retries: see `split_timeouts`.
+        options: see `RemotePath`.
 
     Raises:
         ShardOpenError: there is no such file, or access is denied.
@@ -232,7 +224,7 @@ def file_facts(
         return FileFacts(status.st_size, status.st_mtime_ns) if S_ISREG(status.st_mode) else FileFacts()
     if split_scheme(url)[0] in known_schemes():
         return FileFacts()
-    remote = RemotePath(url, storage_options, timeout_s, retries)
+    remote = RemotePath(url, **options)
     with remote.replace_errors(remote.open_error):
         info = remote.info()
     etag = etag_of(info)
