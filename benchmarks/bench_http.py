@@ -25,6 +25,7 @@ import urllib3
 from contest import Contender, Contest, options, parse, plot_contests, write_report
 from store import store
 
+from wds_datapipes.io.call_threads import Steps
 from wds_datapipes.io.remote.filesystem import RemotePath
 from wds_datapipes.io.remote.remote_file import RemoteFile
 from wds_datapipes.io.remote.resuming_stream import OpenedSource, is_strong_etag, version_of
@@ -42,9 +43,9 @@ class Body:
     def __init__(self, response: urllib3.BaseHTTPResponse) -> None:
         self._response: Any = response
 
-    def readinto(self, buffer: Any, /) -> int:
-        """Read the available bytes, at most ``len(buffer)``; 0 at the end."""
-        view = memoryview(buffer).cast("B")
+    def read_steps(self, view: memoryview) -> Steps[int]:
+        """Read the available bytes, at most ``len(view)``; 0 at the end."""
+        yield None
         data = self._response.read1(len(view))
         view[: len(data)] = data
         return len(data)
@@ -55,6 +56,8 @@ class Body:
             self._response.close()
         self._response.release_conn()
 
+    abort = close
+
 
 class Urllib3Store:
     """A file on a web server, opened at any offset with urllib3."""
@@ -62,8 +65,9 @@ class Urllib3Store:
     def __init__(self, remote: RemotePath, pool: urllib3.PoolManager) -> None:
         self._remote, self._pool = remote, pool
 
-    def open_at(self, start: int, end: int | None = None) -> OpenedSource:
+    def open_steps(self, start: int, end: int | None = None) -> Steps[OpenedSource]:
         """Open the file at an offset, up to ``end``."""
+        yield None
         headers = {"Accept-Encoding": "identity", "Range": f"bytes={start}-{'' if end is None else end - 1}"}
         timeout = urllib3.Timeout(connect=TIMEOUT_S, read=TIMEOUT_S)
         response = self._pool.request(

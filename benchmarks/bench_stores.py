@@ -30,6 +30,7 @@ import fsspec  # type: ignore[import-untyped]  # it carries no types
 from contest import Contender, Contest, options, parse, plot_contests, write_report
 from store import store
 
+from wds_datapipes.io.call_threads import run_steps
 from wds_datapipes.io.openers import open_parts, open_url
 from wds_datapipes.io.remote.resuming_stream import fill
 
@@ -93,7 +94,7 @@ def contenders(names: list[str], storage: dict[str, Any], count: int) -> tuple[l
 
     def ours(name: str, start: int, end: int) -> int:
         with files[name].part(start, end) as stream:
-            return fill(stream, memoryview(bytearray(end - start)))
+            return run_steps(fill(stream, memoryview(bytearray(end - start))))
 
     def s3fs(name: str, start: int, end: int) -> int:
         return len(filesystem.cat_file(f"bucket/{name}", start=start, end=end))

@@ -9,6 +9,7 @@ from unittest.mock import patch
 from harness import Finding, Target
 
 from wds_datapipes.errors import SpecError
+from wds_datapipes.io.call_threads import Steps, run_steps
 from wds_datapipes.io.openers import split_scheme
 from wds_datapipes.io.remote import http
 from wds_datapipes.io.remote.filesystem import RemotePath
@@ -52,6 +53,12 @@ class Response:
         """Do nothing: there is no connection."""
 
 
+def answer_steps(response: Response) -> Steps[Response]:
+    """Return an answer by steps."""
+    yield None
+    return response
+
+
 def headers(data: bytes) -> None:
     """Parse a server's headers about a body and about the time to wait."""
     text = data.decode("latin-1")
@@ -65,11 +72,10 @@ def headers(data: bytes) -> None:
         (206, {"Content-Range": first, "Content-Length": second, "ETag": second}),
         (200, {"Content-Length": first, "Content-Encoding": second}),
     ):
-        origin = http.HttpStore(remote, lambda: (remote.filesystem, remote.path))
         # The method would contact a server.
-        answer = patch.object(http.HttpClient, "_request", return_value=Response(status, answered))
+        answer = patch.object(http.HttpClient, "_request", return_value=answer_steps(Response(status, answered)))
         with answer, contextlib.suppress(http.UnexpectedResponseError):
-            opened = origin.open_at(512 if status == 206 else 0)
+            opened = run_steps(http.HttpStore(remote).open_steps(512 if status == 206 else 0))
             if opened.start < 0 or (opened.size is not None and opened.size < 0):
                 raise Finding(f"{answered} is {opened}")
 

@@ -6,9 +6,11 @@ import gc
 import os
 import random
 import re
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
@@ -23,13 +25,15 @@ from nginx_server import Nginx
 
 from wds_datapipes import IndexedSamples
 from wds_datapipes.counters import Counters
-from wds_datapipes.errors import ChangedShardError, ShardError, UnsupportedSidecarError
+from wds_datapipes.errors import ChangedShardError, ShardError, ShardOpenError, UnsupportedSidecarError
 from wds_datapipes.index import AccessOptions, EpochOptions, IndexOptions, Manifest, build_indexes, read_index
 from wds_datapipes.index.reading.dataset_reader import DatasetReader
 from wds_datapipes.index.reading.indexed_shards import IndexedShards
 from wds_datapipes.index.reading.sample_reader import ShardRanges
+from wds_datapipes.io.remote import http_request
 from wds_datapipes.testing import build_shard
 
+LIMIT_S = 300.0
 SIZES = (30, 1, 20)
 SAMPLES: list[list[dict[str, Any]]] = [
     [
@@ -185,14 +189,13 @@ def test_a_window_of_small_samples_is_read_in_long_pieces(
     remote = [f"http://127.0.0.1:{proxy.port}/small/{shard}.tar" for shard in range(2)]
     manifest = Manifest(build_indexes(remote if is_remote else small_shards, index_dir=tmp_path))
     sizes = [Path(url).stat().st_size for url in small_shards]
-    read = ShardRanges.read_buffer
-    spans = list[int]()
+    read, spans = ShardRanges.read_steps, list[int]()
 
-    def count(ranges: ShardRanges, start: int, end: int) -> bytes | memoryview:
+    def count(ranges: ShardRanges, start: int, end: int) -> Any:
         spans.append(end - start)
         return read(ranges, start, end)
 
-    monkeypatch.setattr(ShardRanges, "read_buffer", count)
+    monkeypatch.setattr(ShardRanges, "read_steps", count)
     orders: tuple[Any, ...] = ("window", "global")
     for order in orders:
         for read_ahead, most in ((2 * sum(sizes) + 10_000, 1.0), (sum(sizes), 2.5)):
@@ -201,7 +204,7 @@ def test_a_window_of_small_samples_is_read_in_long_pieces(
             spans.clear()
             found = sorted(map(fields_of, samples), key=lambda sample: str(sample["__key__"]))
             assert found == [*chain(*SMALL)]
-            assert sum(spans) <= most * sum(sizes)  # all of a part, whose samples come from all shards
+            assert 0 < sum(spans) <= most * sum(sizes)  # all of a part, whose samples come from all shards
             assert len(spans) <= 60  # of 4,000 samples
 
 
@@ -377,6 +380,31 @@ def test_closing_aborts_requests_and_leaves_no_thread(
         time.sleep(0.01)
     del samples
     wait_for_read_ahead(before)
+
+
+def test_a_server_that_never_answers_holds_up_only_its_own_samples(
+    proxy: FaultProxy, shards: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_request, "CONNECT_S", LIMIT_S)
+    silent, released = socket.create_server(("127.0.0.1", 0)), threading.Event()
+
+    def release() -> None:
+        while proxy.asked[-1:] == [] or proxy.asked[-1][1] == "bytes=0-511":
+            time.sleep(0.01)
+        released.set()
+        silent.close()
+
+    # Nothing answers the handshake of TLS.
+    urls = [f"https://127.0.0.1:{silent.getsockname()[1]}/0.tar", *urls_of(proxy.port)[1:]]
+    access = AccessOptions(index_dir=shards[1], storage_options={"retries": 0, "timeout_s": LIMIT_S})
+    with silent, ThreadPoolExecutor(1) as thread, DatasetReader(urls, SIZES, access) as reader:
+        thread.submit(release)
+        found: list[Any] = []
+        for item in reader.stream([(np.repeat([0, 2], 20), np.tile(np.arange(20), 2))]):
+            assert released.is_set()
+            found.append(item)
+    assert all(isinstance(item, ShardOpenError) for item in found[:20])
+    assert [*map(fields_of, found[20:])] == SAMPLES[2]
 
 
 def read_ahead_threads(before: set[threading.Thread]) -> list[threading.Thread]:

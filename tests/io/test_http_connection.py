@@ -9,7 +9,6 @@ import socket
 import ssl
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from wds_datapipes.errors import ShardOpenError
 from wds_datapipes.index import AccessOptions, Manifest, build_indexes
 from wds_datapipes.io.openers import open_parts, open_url
 from wds_datapipes.io.remote import http, http_connection
-from wds_datapipes.io.remote.http_connection import POOL, ConnectionPool
+from wds_datapipes.io.remote.http_connection import POOL, Connection, ConnectionPool
 from wds_datapipes.testing import build_shard
 
 BODY = bytes(range(256)) * 40
@@ -86,6 +85,7 @@ def test_a_connection_closed_at_a_request_is_replaced(site: Site) -> None:
     assert read(site.url()) == BODY
     assert len(site.accepted) == 2
     POOL.clear()
+    assert next(http.HttpClient("http", {}, 1.0).open_steps(site.url())) is None  # connecting may block
     site.hangs_up = True  # a new connection that is closed is an error
     with pytest.raises(ShardOpenError, match="RemoteDisconnected"):
         read(site.url())
@@ -148,8 +148,7 @@ def test_a_few_connections_are_kept_for_a_limited_time(site: Site, monkeypatch: 
     now = [0.0]
     pool = ConnectionPool(lambda: now[0])
     for _ in range(5):
-        connection = HTTPConnection("127.0.0.1", site.server_port)
-        connection.connect()
+        connection = Connection(socket.create_connection(("127.0.0.1", site.server_port)))
         pool.put("key", connection)
         now[0] += 1
     assert pool.take("other key") is None

@@ -17,7 +17,7 @@ from nginx_server import Nginx
 from wds_datapipes import ShardList
 from wds_datapipes.counters import Counters
 from wds_datapipes.errors import ChangedShardError, ShardReadError
-from wds_datapipes.io.call_threads import TooSlowError
+from wds_datapipes.io.call_threads import Steps, TooSlowError, run_steps
 from wds_datapipes.io.openers import open_url
 from wds_datapipes.io.remote.filesystem import TIMEOUT_S, RemotePath, store_of, with_timeouts
 from wds_datapipes.io.remote.fsspec_file import BLOCK_BYTES, BLOCK_TIMEOUTS, UNGUARDED
@@ -72,12 +72,15 @@ class Steady:
     def __init__(self) -> None:
         self.now, self.pace = 1000.0, (0, 0.0)
 
-    def readinto(self, _: object) -> int:
+    def read_steps(self, _: object) -> Steps[int]:
+        yield None
         self.now += self.pace[1]
         return self.pace[0]
 
     def close(self) -> None:
         pass
+
+    abort = close
 
 
 def test_time_without_a_reader_does_not_count() -> None:
@@ -87,10 +90,10 @@ def test_time_without_a_reader_does_not_count() -> None:
     for count, bytes_s in ((100_000, (1 << 20, 0.0005)), (20, (10 << 10, 10.0)), (1, (0, 100.0)), (5, (1, 10.0))):
         file.pace = bytes_s  # 1 KB/s is slow, but not a stall; the end may take longer
         for _ in range(count):
-            steady.readinto(b"")
+            run_steps(steady.read_steps(memoryview(b"")))
             file.now += 1000
     with pytest.raises(TooSlowError):
-        steady.readinto(b"")
+        run_steps(steady.read_steps(memoryview(b"")))
     assert is_transient(TooSlowError())
 
 

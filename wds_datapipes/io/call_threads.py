@@ -1,22 +1,32 @@
-"""Threads that call functions in the background without delaying the end of a loop or of the process."""
+"""Threads that call functions and send requests without delaying the end of a loop or of the process."""
 
 from __future__ import annotations
 
 import queue
+import select
+import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as NoResultError
 from contextlib import suppress
-from typing import Any, TypeAlias, TypeVar
+from functools import partial
+from itertools import islice
+from typing import Any, TypeAlias, TypeVar, cast
 
 from wds_datapipes.interrupts import defer_interrupts
 
 T = TypeVar("T")
-Calls: TypeAlias = "queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]"
+Steps: TypeAlias = Generator[tuple[socket.socket, int] | None, None, T]
+"""The steps of a request, which return its result. A step yields a socket and the events to wait for, as in
+`select.poll`, and tries again if it is continued before they occur; or it yields None before what may block."""
+Calls: TypeAlias = "queue.SimpleQueue[tuple[Future[Any], Any] | None]"
 
+#: The seconds after which the thread that takes steps looks for new requests, and after which a step that waits is
+#: continued, so that it notices its time limit.
+TICK_S, PAUSE_S = 0.005, 0.1
 #: Seconds for which closing waits for a call, which then finishes in the background.
 GRACE_S = 2.0
 
@@ -32,7 +42,7 @@ class CallThreads:
     nor the end of the process waits for a slow store.
 
     Args:
-        count: the maximum number of concurrent calls.
+        count: the maximum number of concurrent calls, and of concurrent requests.
         name: the name of the threads.
 
     Attributes:
@@ -43,25 +53,44 @@ class CallThreads:
     def __init__(self, count: int, name: str) -> None:
         self._count, self._name = count, name
         self._calls: Calls = queue.SimpleQueue()
+        self._requests: Calls = queue.SimpleQueue()
+        self._takes_steps = False
         self._threads: list[threading.Thread] = []
         self.is_closed = threading.Event()
         # Also at the exit of the interpreter.
-        self.stop = weakref.finalize(self, _stop_threads, self._calls, self.is_closed, count)
+        self.stop = weakref.finalize(self, _stop_threads, (self._calls, self._requests), self.is_closed)
 
-    def submit(self, call: Callable[[], T]) -> Future[T]:
+    def submit(self, call: Callable[[], T], future: Future[T] | None = None) -> Future[T]:
         """Call a function in a thread, after those submitted before; cancel the call if the pool is closed."""
-        future: Future[T] = Future()
+        future = future or Future()
         if self.is_closed.is_set():
             future.cancel()
             return future
         self._calls.put((future, call))
-        if not self._calls.empty() and len(self._threads) < self._count:  # no idle thread has taken it
+        # If no idle thread has taken it:
+        if not self._calls.empty() and len(self._threads) < self._count + self._takes_steps:
             thread = threading.Thread(
                 target=_run_calls, args=(self._calls, self.is_closed), name=self._name, daemon=True
             )
             with defer_interrupts():  # otherwise `close` could wait for a thread that was not started
                 thread.start()
                 self._threads.append(thread)
+        return future
+
+    def submit_steps(self, steps: Steps[T]) -> Future[T]:
+        """Take the steps of a request in the thread that takes those of all requests.
+
+        A thread for each request would take more CPU time, because threads wait for each other. What may block is
+        continued in another thread.
+        """
+        future: Future[T] = Future()
+        if self.is_closed.is_set():
+            future.cancel()
+            return future
+        self._requests.put((future, steps))
+        if not self._takes_steps:
+            self._takes_steps = True
+            self.submit(partial(_take_steps, self._requests, weakref.ref(self), self.is_closed, self._count))
         return future
 
     def close(self) -> None:
@@ -72,12 +101,12 @@ class CallThreads:
             thread.join(max(0.0, end - time.monotonic()))
 
 
-def _stop_threads(calls: Calls, is_closed: threading.Event, count: int) -> None:
+def _stop_threads(queues: tuple[Calls, ...], is_closed: threading.Event) -> None:
     is_closed.set()
-    with suppress(queue.Empty):
-        while (entry := calls.get_nowait()) is not None:
-            entry[0].cancel()
-    for _ in range(count):
+    for calls in queues:
+        with suppress(queue.Empty):
+            while (entry := calls.get_nowait()) is not None:
+                entry[0].cancel()
         calls.put(None)
 
 
@@ -89,6 +118,55 @@ def _run_calls(calls: Calls, is_closed: threading.Event) -> None:
         if future.set_running_or_notify_cancel():
             set_result(future, call)
         del entry, future, call  # objects of the call must not stay alive while the thread waits for another call
+    calls.put(None)  # for the other threads
+
+
+def _take_steps(requests: Calls, pool: weakref.ref[CallThreads], is_closed: threading.Event, count: int) -> None:
+    poll, waiting, moved = select.poll(), dict[int, tuple[Future[Any], Steps[Any]]](), set[Future[Any]]()
+
+    def take_step(future: Future[Any], steps: Steps[Any]) -> None:
+        try:
+            wait = next(steps)
+        except StopIteration as end:
+            future.set_result(end.value)
+        except BaseException as error:  # noqa: BLE001  `Future.result` raises it
+            future.set_exception(error)
+        else:
+            if wait is not None:
+                waiting[wait[0].fileno()] = future, steps
+                poll.register(*wait)
+            elif (threads := pool()) is not None:
+                moved.add(future)
+                future.add_done_callback(moved.discard)
+                threads.submit(partial(run_steps, steps), future)
+
+    while not is_closed.is_set():
+        with suppress(queue.Empty):
+            while len(waiting) + len(moved) < count and (request := requests.get(not waiting)) is not None:
+                take_step(*request)
+                del request
+        # If nothing has arrived, one of them looks at its time limit.
+        for descriptor, _ in poll.poll(TICK_S * 1000) or [(first, 0) for first in islice(waiting, 1)]:
+            poll.unregister(descriptor)
+            take_step(*waiting.pop(descriptor))
+    for future, _ in waiting.values():
+        future.cancel()
+
+
+def run_steps(steps: Steps[T]) -> T:
+    """Take all steps of a request in this thread, and return its result.
+
+    Raises:
+        BaseException: any error of a step.
+    """
+    try:
+        while True:
+            if (wait := next(steps)) is not None:
+                poll = select.poll()
+                poll.register(*wait)
+                poll.poll(PAUSE_S * 1000)
+    except StopIteration as end:
+        return cast(T, end.value)
 
 
 def set_result(future: Future[T], call: Callable[[], T]) -> None:

@@ -41,7 +41,7 @@ Chunk: TypeAlias = "tuple[Numbers, Numbers]"
 
 T = TypeVar("T")
 
-#: The number of threads that read remote shards concurrently.
+#: The maximum number of concurrent requests for remote shards.
 THREADS = 32
 #: By how much ``read_ahead`` is divided for a part of the samples that is read together. There may be more parts of
 #: samples in the order of their shards, which do not become neighbours of others.
@@ -109,7 +109,7 @@ class DatasetReader:
     def stream(self, chunks: Iterable[Chunk]) -> Iterator[Item]:
         """Yield samples in the given order, with an error in place of each unreadable one.
 
-        If there are remote shards, samples are read ahead, in `THREADS` threads, and about ``read_ahead`` bytes are
+        If there are remote shards, samples are read ahead, by `THREADS` requests, and about ``read_ahead`` bytes are
         held, or `PARTS` samples that are larger. Samples of local shards are read when they are due; small fields that
         are close together in a shard are read at once, and a part of them is held.
 
@@ -183,7 +183,7 @@ class DatasetReader:
         begun = None
         if not self._is_local:
             with suppress(WdsError, OSError):  # yielded when its first sample is due
-                begun = self._reader(shard).read_ahead(numbers, self._fields, self.start)
+                begun = self._reader(shard).read_ahead(numbers, self._fields, self._threads.submit_steps)
         return self._read_each(shard, numbers, begun)
 
     def _read_each(self, shard: int, numbers: Numbers, samples: Iterator[Sample] | None) -> Iterator[Item]:

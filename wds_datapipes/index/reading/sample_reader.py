@@ -8,12 +8,10 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
-from functools import partial
 from itertools import islice
 from stat import S_ISREG
 from types import MappingProxyType
-from typing import Any, BinaryIO, TypeAlias, cast
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 
@@ -22,10 +20,11 @@ from wds_datapipes.errors import ChangedShardError, ShardError, ShardOpenError, 
 from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.reading.read_plan import MAX_HEADER_BYTES, ReadPlan, heads_of, plan_reading
 from wds_datapipes.index.shard_index import ShardIndex
+from wds_datapipes.io.call_threads import Steps, run_steps
 from wds_datapipes.io.openers import local_path, open_local, open_parts, redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.io.remote.remote_file import RemoteFile
-from wds_datapipes.io.remote.resuming_stream import RawReader, ResumingStream, fill
+from wds_datapipes.io.remote.resuming_stream import ResumingStream, fill
 from wds_datapipes.on_error.policy import note
 from wds_datapipes.tar.buffer import ReadBuffer
 from wds_datapipes.tar.headers import BLOCK, NUMBERS, HeaderReader, round_to_blocks, text
@@ -44,8 +43,8 @@ SIZE_BEFORE, SIZE_END = BLOCK - 124, BLOCK - 136
 #: If the gap between two fields exceeds the headers of a long name, the name of the second field is not read.
 MAX_HEAD_BYTES = 1 << 20
 
-Submit: TypeAlias = Callable[[Callable[[], list[bytes]]], Future[list[bytes]]]
-"""Calls a function in another thread."""
+Submit: TypeAlias = Callable[[Steps[list[bytes]]], Future[list[bytes]]]
+"""Takes steps in another thread."""
 
 
 class ShardRanges:
@@ -85,7 +84,7 @@ class ShardRanges:
         self._file, self._is_copy, self._is_checked = copy, copy is not None, False
         self._lock = threading.Lock()
         self._remote: RemoteFile | None = None
-        self._streams: set[BinaryIO] = set()  # ranges that are being read
+        self._streams: set[ResumingStream] = set()  # ranges that are being read
         self._is_closed = threading.Event()
 
     def keep_open(self) -> None:
@@ -110,28 +109,42 @@ class ShardRanges:
         Raises:
             ShardError: they cannot be read.
         """
-        return bytes(self.read_buffer(start, end))
-
-    def read_buffer(self, start: int, end: int) -> bytes | memoryview:
-        """Return the bytes from ``start`` up to ``end``, as they arrive.
-
-        Raises:
-            ShardError: they cannot be read.
-        """
-        data: bytes | memoryview
         if self._file is not None:
             data = os.pread(self._file.fileno(), end - start, start)
             if len(data) == end - start:
                 return data
-        if self.path is not None:  # also for the rest of an interrupted read
-            with open_local(self.path, name=self.url) as file:
-                file.seek(start)
-                data = ReadBuffer(file, self.name, start).take(end - start)
-        elif start < end:
-            with self._open_range(start, end) as stream:
-                data = _read_all(cast(RawReader, stream), end - start)
-        else:
+        if self.path is None:
+            return bytes(run_steps(self.read_steps(start, end)))
+        with open_local(self.path, name=self.url) as file:  # also for the rest of an interrupted read
+            file.seek(start)
+            data = ReadBuffer(file, self.name, start).take(end - start)
+        if len(data) != end - start:
+            raise self.changed_error(f"it ends before byte {end}")
+        return data
+
+    def read_steps(self, start: int, end: int) -> Steps[bytes | memoryview]:
+        """Return the bytes from ``start`` up to ``end`` of a shard that is then kept open.
+
+        Raises:
+            ShardError: they cannot be read.
+        """
+        if self._remote is None:
+            yield None
+        self.keep_open()
+        if self.path is not None:
+            return self.read(start, end)
+        if start >= end:
             return b""  # an empty range cannot be requested
+        with self._lock:
+            self._check_open()
+            remote = self._remote = self._remote or self._open()
+        with (yield from remote.part_steps(start, end)) as stream:
+            self._streams.add(stream)  # first, as `close` may be called now
+            try:
+                self._check_open()
+                data = yield from _read_all(stream, end - start)
+            finally:
+                self._streams.discard(stream)
         if len(data) != end - start:
             raise self.changed_error(f"it ends before byte {end}")
         return data
@@ -144,28 +157,11 @@ class ShardRanges:
             streams = list(self._streams)
             file, self._file, self._is_checked = self._file, None, False
         for stream in streams:
-            if isinstance(stream, ResumingStream):
-                stream.abandon()
+            stream.abandon()
         if remote is not None:
             remote.close()
         if file is not None:
             file.close()
-
-    @contextmanager
-    def _open_range(self, start: int, end: int) -> Iterator[BinaryIO]:
-        """Open a range of a remote shard; `close` aborts reading it."""
-        with self._lock:
-            self._check_open()
-            remote = self._remote = self._remote or self._open()
-        with remote.part(start, end) as stream:
-            with self._lock:
-                self._check_open()
-                self._streams.add(stream)
-            try:
-                yield stream
-            finally:
-                with self._lock:
-                    self._streams.discard(stream)
 
     def _open(self) -> RemoteFile:
         file = open_parts(self.url, storage_options=self._storage_options, pause=self._pause, counters=self._counters)
@@ -222,12 +218,12 @@ class ShardRanges:
         self._check_open()
 
 
-def _read_all(stream: RawReader, count: int) -> bytes | memoryview:
+def _read_all(stream: ResumingStream, count: int) -> Steps[bytes | memoryview]:
     """Return the next ``count`` bytes, or fewer at the end of the stream."""
     pieces = []
     while count:
         view = np.empty(min(count, STEP_BYTES), np.uint8).data  # not filled with zeros, unlike a bytearray
-        filled = fill(stream, view)
+        filled = yield from fill(stream, view)
         pieces.append(view[:filled])
         count = count - filled if filled == len(view) else 0
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -282,18 +278,13 @@ class SampleReader:
         Args:
             numbers: the numbers of the samples.
             fields: the fields to read; None for all.
-            submit: calls a function that reads in another thread.
+            submit: takes the steps of a request in another thread.
 
         Raises:
             ShardError: a sample cannot be read, or the shard has changed since it was indexed.
         """
         plan = plan_reading(self.index, numbers, fields, max_bytes=MAX_REQUEST_BYTES, max_gap=MAX_REQUEST_GAP_BYTES)
-
-        def read(request: int) -> list[bytes]:
-            self._ranges.keep_open()
-            return self._request(plan, request)
-
-        begun = [submit(partial(read, request)) for request in range(len(plan.is_held))]
+        begun = [submit(self._request(plan, request)) for request in range(len(plan.is_held))]
 
         def wait(number: int) -> bytes:
             request = plan.requests[number]
@@ -317,16 +308,16 @@ class SampleReader:
             if request not in held:
                 if is_ascending:
                     held.clear()
-                held[request] = self._request(plan, request)
+                held[request] = run_steps(self._request(plan, request))
             return held[request][number - firsts[request]]
 
         return self._samples(plan, read)
 
-    def _request(self, plan: ReadPlan, request: int) -> list[bytes]:
+    def _request(self, plan: ReadPlan, request: int) -> Steps[list[bytes]]:
         """Read the ranges of a request at once."""
         first, end = plan.firsts[request : request + 2]
         start = plan.starts[first]
-        data = self._ranges.read_buffer(start, plan.stops[end - 1])
+        data = yield from self._ranges.read_steps(start, plan.stops[end - 1])
         if end - first == 1:
             return [bytes(data)]
         view = memoryview(data)

@@ -8,14 +8,12 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
-from wds_datapipes.io.call_threads import start_call, wait_for
+from wds_datapipes.io.call_threads import Steps, start_call, wait_for
 from wds_datapipes.io.raw_streams import move_bytes
 from wds_datapipes.io.remote.filesystem import silent_after
 from wds_datapipes.io.remote.resuming_stream import MonitoredFile, OpenedSource, etag_of, is_strong_etag, version_of
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
     from wds_datapipes.io.remote.filesystem import RemotePath
 
 
@@ -54,8 +52,9 @@ class FsspecStore:
         #: time.
         self._locks: dict[int, threading.Lock] = {}
 
-    def open_at(self, start: int, end: int | None = None) -> OpenedSource:
+    def open_steps(self, start: int, end: int | None = None) -> Steps[OpenedSource]:
         """Open the file at an offset, or at its beginning if it cannot seek."""
+        yield None
         try:
             file = self._idle.pop()  # each read of it seeks
         except IndexError:
@@ -149,16 +148,17 @@ class BlockFile:
         self._is_closed = self._has_failed = False
         self._lock = threading.Lock()
 
-    def readinto(self, buffer: Buffer, /) -> int:
-        """Read at most ``len(buffer)`` bytes; 0 at the end.
+    def read_steps(self, view: memoryview) -> Steps[int]:
+        """Read at most ``len(view)`` bytes; 0 at the end.
 
         Raises:
             FileExpired: the file was replaced since it was opened.
             TooSlowError: fetching a block takes too long.
         """
         if not self._block:
+            yield None
             self._block = memoryview(self._fetch())
-        count, self._block = move_bytes(self._block, buffer)
+        count, self._block = move_bytes(self._block, view)
         return count
 
     def close(self) -> None:
@@ -175,6 +175,8 @@ class BlockFile:
             self._file.close()
         else:
             self._store.release(self._file)
+
+    abort = close
 
     def _fetch(self) -> bytes:
         with self._lock:

@@ -16,7 +16,8 @@ from urllib.request import getproxies
 
 from fsspec.config import conf  # type: ignore[import-untyped]  # it carries no types
 
-from wds_datapipes.io.remote.http_connection import SIZE, Access, HttpStatusError, Response, send_request
+from wds_datapipes.io.call_threads import Steps, run_steps
+from wds_datapipes.io.remote.http_request import SIZE, Access, HttpStatusError, Response, request_steps
 from wds_datapipes.io.remote.resuming_stream import MonitoredFile, OpenedSource, etag_of, is_strong_etag, version_of
 from wds_datapipes.io.remote.retry import is_transient
 
@@ -126,22 +127,23 @@ class HttpClient:
             ) from error
         self._access = Access(timeout_s, context, getproxies())  # slow: it reads all environment variables
 
-    def open(self, url: str, part: str | None = None, if_range: str | None = None) -> OpenedSource:
+    def open_steps(self, url: str, part: str | None = None, if_range: str | None = None) -> Steps[OpenedSource]:
         """Request a file, or the range ``part`` of it, such as ``"512-1023"`` or ``"512-"``.
 
         With ``if_range``, an ETag, the server sends the whole file if it has another one.
 
         Raises:
             UnexpectedResponseError: the response is neither the file nor that range.
-            Exception: see `send_request`.
+            Exception: see `request_steps`.
         """
         headers = {} if part is None else {"Range": f"bytes={part}"}
-        return opened_by(self._request(url, headers if if_range is None else {**headers, "If-Range": if_range}), part)
+        headers |= {} if if_range is None else {"If-Range": if_range}
+        return opened_by((yield from self._request(url, headers)), part)
 
     def info(self, url: str) -> dict[str, Any]:
         """Return the size, the ETag and the date of a file, if its server reports them."""
         try:
-            response = self._request(url, {}, "HEAD")
+            response = run_steps(self._request(url, {}, "HEAD"))
             response.close()
             length = response.headers.get("Content-Length", "")
             if response.status == 200 and SIZE.fullmatch(length) and _content_encoding(response) == "identity":
@@ -150,7 +152,7 @@ class HttpClient:
             if is_transient(error):
                 raise
         try:
-            response = self._request(url, {"Range": "bytes=0-0"})
+            response = run_steps(self._request(url, {"Range": "bytes=0-0"}))
         except HttpStatusError as error:
             none = NO_RANGE.fullmatch(error.headers.get("Content-Range", ""))
             if error.status != 416 or none is None:
@@ -167,10 +169,10 @@ class HttpClient:
 
     glob = ls
 
-    def _request(self, url: str, more: Mapping[str, str], method: str = "GET") -> Response:
+    def _request(self, url: str, more: Mapping[str, str], method: str = "GET") -> Steps[Response]:
         # With content encoding, ranges would count compressed bytes.
         headers = {**self._headers, "Accept-Encoding": "identity", **more}
-        return send_request(url, headers, self._access, method)
+        return request_steps(url, headers, self._access, method)
 
 
 def _content_encoding(response: Response) -> str:
@@ -207,21 +209,20 @@ class HttpStore:
 
     Args:
         remote: the path of the file.
-        locate: returns the client and the URL for a request.
+        sign: returns the client and the URL of a signed request; by default, requests are not signed.
     """
 
-    def __init__(self, remote: RemotePath, locate: Callable[[], tuple[HttpClient, str]]) -> None:
-        self._remote, self._locate = remote, locate
+    def __init__(self, remote: RemotePath, sign: Callable[[], Steps[tuple[HttpClient, str]]] | None = None) -> None:
+        self._remote, self._sign = remote, sign
         self._etag: str | None = None
         self._sends_ranges = False
 
-    def open_at(self, start: int, end: int | None = None) -> OpenedSource:
+    def open_steps(self, start: int, end: int | None = None) -> Steps[OpenedSource]:
         """Open the file at an offset; a server without range support sends it from the beginning."""
-        client, url = self._locate()
-        if end is not None:
-            opened = client.open(url, f"{start}-{end - 1}")
-        else:
-            opened = client.open(url, *((f"{start}-", self._etag) if start else ()))
+        remote = self._remote
+        client, url = (remote.filesystem, remote.path) if self._sign is None else (yield from self._sign())
+        part = (f"{start}-{end - 1}",) if end is not None else (f"{start}-", self._etag) if start else ()
+        opened = yield from client.open_steps(url, *part)
         self._etag = opened.version[0] if opened.is_strong else None
         self._sends_ranges = opened.stop is not None
         if opened.stop is not None and opened.size is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
@@ -13,8 +13,9 @@ from stat import S_ISREG
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, cast
 
 from wds_datapipes.errors import ChangedShardError, ShardReadError
+from wds_datapipes.io.call_threads import Steps, run_steps
 from wds_datapipes.io.openers import local_path, open_local, open_parts
-from wds_datapipes.io.raw_streams import RawStream
+from wds_datapipes.io.raw_streams import RawStream, move_bytes
 from wds_datapipes.io.remote.filesystem import RemotePath
 from wds_datapipes.io.remote.fsspec_file import FsspecStore
 from wds_datapipes.io.remote.http import HttpStore, UnexpectedResponseError, is_web
@@ -36,7 +37,7 @@ HEAD_BYTES = 512
 class Store(Protocol):
     """A file of a store, opened by a request or by the store's library."""
 
-    def open_at(self, start: int, end: int | None = None) -> OpenedSource:
+    def open_steps(self, start: int, end: int | None = None) -> Steps[OpenedSource]:
         """Open the file at an offset, up to ``end``; at its beginning if the store sends only whole files.
 
         Raises:
@@ -94,17 +95,21 @@ class RemoteFile:
             ChangedShardError: the file has changed since it was opened, or it ends before ``start``.
             ShardOpenError: it cannot be opened.
         """
+        return cast(BinaryIO, run_steps(self.part_steps(start, end)))
+
+    def part_steps(self, start: int, end: int) -> Steps[ResumingStream]:
+        """Open a stream as `part` does."""
         stop = self.size if end < 0 else end
 
-        def open_at(offset: int) -> OpenedSource:
-            opened = self.open_at(start + offset, stop)
+        def open_at(offset: int) -> Steps[OpenedSource]:
+            opened = yield from self._open_at(start + offset, stop)
             # If the store does not report the size of the file, the range may be shorter.
             size = None if stop is None or opened.size is None else stop - start
             return opened._replace(start=offset, size=size, stop=None if opened.stop is None else opened.stop - start)
 
-        return _stream(self._remote, open_at, f" at byte {start}")
+        return (yield from ResumingStream(self._remote, open_at, f" at byte {start}").open_steps())
 
-    def open_at(self, start: int, end: int | None) -> OpenedSource:
+    def _open_at(self, start: int, end: int | None) -> Steps[OpenedSource]:
         """Open the file at an offset, in the version that was opened first.
 
         Raises:
@@ -114,7 +119,7 @@ class RemoteFile:
         if end is not None and start >= end:
             raise self._shorter_error(start)
         try:
-            opened = self._store.open_at(start, end)
+            opened = yield from self._store.open_steps(start, end)
         except UnexpectedResponseError as error:
             raise_alone(self._changed_error(str(error)))
         except Exception as error:
@@ -133,7 +138,7 @@ class RemoteFile:
     def _probe(self) -> bool:
         """Read the first bytes; return whether the store sends ranges of the file."""
         try:
-            opened = self._store.open_at(0, HEAD_BYTES)
+            opened = run_steps(self._store.open_steps(0, HEAD_BYTES))
         except UnexpectedResponseError:  # it can only be read as a whole
             return False
         except Exception as error:
@@ -142,7 +147,7 @@ class RemoteFile:
             raise
         with closing(opened.file):
             head = bytearray(HEAD_BYTES)
-            self.head = bytes(head[: fill(opened.file, memoryview(head))])
+            self.head = bytes(head[: run_steps(fill(opened.file, memoryview(head)))])
         self.size, self.etag, self.version = opened.size, opened.etag, opened.version
         return not opened.start and self._store.can_seek()
 
@@ -170,18 +175,12 @@ def open_remote(url: str, /, **options: Any) -> BinaryIO:
         ShardOpenError: the file cannot be opened.
     """
     remote = RemotePath(url, **options)
-    return _stream(remote, _store_of(remote).open_at, "")
-
-
-def _stream(remote: RemotePath, open_at: Callable[[int], OpenedSource], where: str) -> BinaryIO:
-    """Return a stream of the file that a function opens."""
-    with remote.replace_errors(lambda error: remote.open_error(error, where)):
-        return cast(BinaryIO, ResumingStream(open_at, remote.name, remote.reason, remote.retry))
+    return cast(BinaryIO, run_steps(ResumingStream(remote, _store_of(remote).open_steps).open_steps()))
 
 
 def _store_of(remote: RemotePath, *, keep_open: bool = False) -> Store:
     if is_web(remote.scheme):
-        return HttpStore(remote, lambda: (remote.filesystem, remote.path))
+        return HttpStore(remote)
     signer = signer_of(remote)
     return FsspecStore(remote, keep_open=keep_open) if signer is None else HttpStore(remote, signer)
 
@@ -282,16 +281,14 @@ class RangeReader(RawStream):
 
     def readinto(self, buffer: Buffer, /) -> int:
         """Read up to ``len(buffer)`` bytes; 0 at the end."""
-        view = memoryview(buffer).cast("B")
-        if not len(view) or self._position >= self._size:
+        wanted = memoryview(buffer).nbytes
+        if not wanted or self._position >= self._size:
             return 0
         if not self._begin <= self._position < self._begin + len(self._window):
-            self._fetch(len(view))
-        start = self._position - self._begin
-        size = min(len(view), len(self._window) - start)
-        view[:size] = self._window[start : start + size]
-        self._position += size
-        return size
+            self._fetch(wanted)
+        count, _ = move_bytes(self._window[self._position - self._begin :], buffer)
+        self._position += count
+        return count
 
     def _release(self) -> None:
         self._file.close()
@@ -302,12 +299,12 @@ class RangeReader(RawStream):
         begin = window_end if is_sequential else self._position
         self._next_bytes = min(self._next_bytes * 2, MAX_BYTES) if is_sequential else FIRST_BYTES
         end = min(max(begin + self._next_bytes, self._position + count), self._size)
-        with self._file.part(begin, end) as stream:
-            pieces = list(iter(lambda: stream.read(end - begin), b""))
-        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        if len(data) != end - begin:
+        data = memoryview(bytearray(end - begin))
+        with run_steps(self._file.part_steps(begin, end)) as stream:
+            count = run_steps(fill(stream, data))
+        if count != end - begin:
             raise ShardReadError(
-                f"{redact(self._url)} returned {len(data)} bytes for a request of bytes {begin} to {end}. It may have "
+                f"{redact(self._url)} returned {count} bytes for a request of bytes {begin} to {end}. It may have "
                 f"changed while it was read"
             )
-        self._window, self._begin = memoryview(data), begin
+        self._window, self._begin = data, begin

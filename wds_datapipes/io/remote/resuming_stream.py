@@ -8,9 +8,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from wds_datapipes.errors import ChangedShardError, ShardError, ShardReadError
-from wds_datapipes.io.call_threads import TooSlowError
+from wds_datapipes.io.call_threads import Steps, TooSlowError, run_steps
 from wds_datapipes.io.raw_streams import RawStream
-from wds_datapipes.io.remote.retry import RetryPolicy, concerns_all, was_replaced
+from wds_datapipes.io.remote.retry import concerns_all, was_replaced
 from wds_datapipes.redaction.storage_options import raise_alone
 
 if TYPE_CHECKING:
@@ -28,8 +28,11 @@ STALLED_BYTES_PER_S = 1 << 10
 class RawReader(Protocol):
     """An open remote file that reads into a buffer without an intermediate copy."""
 
-    def readinto(self, buffer: Buffer, /) -> int:
-        """Read the available bytes, at most ``len(buffer)``; 0 at the end."""
+    def read_steps(self, view: memoryview) -> Steps[int]:
+        """Read the available bytes, at most ``len(view)``; 0 at the end."""
+
+    def abort(self) -> None:
+        """End a read in another thread, which then closes the file."""
 
     def close(self) -> object:
         """Close the file."""
@@ -49,15 +52,15 @@ class MonitoredFile:
         self._file, self._remote = file, remote
         self._bytes, self._waited_s = 0, 0.0
 
-    def readinto(self, buffer: Buffer, /) -> int:
-        """Read the available bytes, at most ``len(buffer)``; 0 at the end.
+    def read_steps(self, view: memoryview) -> Steps[int]:
+        """Read the available bytes, at most ``len(view)``; 0 at the end.
 
         Raises:
             TooSlowError: the connection has stalled.
         """
         clock = self._remote.retry.clock
         begin = clock()
-        count = self._file.readinto(buffer)
+        count = yield from self._file.read_steps(view)
         waited_s = clock() - begin
         self._remote.counters.count(f"fetched_bytes/{self._remote.store}", count)
         self._remote.counters.count(f"fetching_s/{self._remote.store}", waited_s)
@@ -69,6 +72,10 @@ class MonitoredFile:
             if found < STALLED_BYTES_PER_S * found_s and count:  # waiting for the end of the file does not count
                 raise TooSlowError(f"received only {found} bytes in {found_s:.1f} s")
         return count
+
+    def abort(self) -> None:
+        """End a read in another thread."""
+        self._file.abort()
 
     def close(self) -> None:
         """Close the file."""
@@ -100,34 +107,45 @@ class ResumingStream(RawStream):
     file is read again, and must begin with the same bytes.
 
     Args:
+        remote: the path of the file, with the retry policy.
         open_at: opens the file at an offset, or at its beginning, any number of times; it may raise any error.
-        name: the file's name in messages, without credentials.
-        describe: returns the message of a library's error, without credentials.
-        retry: the retry policy.
-
-    Raises:
-        Exception: the library's error if the file cannot be opened.
+        where: the place in the file, for the error if it cannot be opened.
     """
 
-    def __init__(
-        self,
-        open_at: Callable[[int], OpenedSource],
-        name: str,
-        describe: Callable[[Exception], str],
-        retry: RetryPolicy,
-    ) -> None:
-        self._open_at, self._name, self._describe, self._retry = open_at, name, describe, retry
+    def __init__(self, remote: RemotePath, open_at: Callable[[int], Steps[OpenedSource]], where: str = "") -> None:
+        self._remote, self._open_at, self._where = remote, open_at, where
+        self._name, self._retry = remote.name, remote.retry
         self._position = 0
-        self._file: RawReader | None = None  # Python also closes a stream that could not be opened
-        opened = retry.call(lambda: open_at(0), f"{name} cannot be opened")
-        self._begin(opened)
+        self._file: RawReader | None = None
+
+    def open_steps(self) -> Steps[ResumingStream]:
+        """Open the file, and return the stream.
+
+        Raises:
+            ShardOpenError: it cannot be opened.
+        """
+        since = self._retry.clock()
+        with self._remote.replace_errors(lambda error: self._remote.open_error(error, self._where)):
+            while self._file is None:
+                try:
+                    self._begin((yield from self._open_at(0)))
+                except Exception as error:  # noqa: PERF203  the loop is for retries
+                    yield None
+                    if not self._retry.wait(error, f"{self._name} cannot be opened", since):
+                        raise
+        return self
 
     def readinto(self, buffer: Buffer, /) -> int:
         """Read the available bytes, at most ``len(buffer)``; 0 at the end."""
+        return run_steps(self.read_steps(memoryview(buffer).cast("B")))
+
+    def read_steps(self, view: memoryview) -> Steps[int]:
+        """Read the available bytes, at most ``len(view)``; 0 at the end."""
         self._heard_at = self._retry.clock()
         while True:
             try:
-                count = self._ensure_open().readinto(buffer)
+                file = self._file or (yield from self._reopen())
+                count = yield from file.read_steps(view)
                 if not count and self._opened_at < self._position == self._stop and self._position != self.size:
                     self._release()  # the store sends the file in parts
                     continue
@@ -143,17 +161,18 @@ class ResumingStream(RawStream):
                 raise
             except Exception as error:  # noqa: BLE001  every network library has its own errors
                 self._release()
+                yield None
                 self._wait_or_raise(error)
         self._position += count
         if self._digest is not None:
-            self._digest.update(memoryview(buffer).cast("B")[:count])
+            self._digest.update(view[:count])
         return count
 
     def abandon(self) -> None:
         """Abort a read in another thread, which may still wait for a response until its library times out."""
         if (file := self._file) is not None:
             with suppress(Exception):
-                file.close()
+                file.abort()
 
     def _begin(self, opened: OpenedSource) -> None:
         """Start with a version of the file."""
@@ -161,32 +180,31 @@ class ResumingStream(RawStream):
         self.size, self._version, self.etag = opened.size, opened.version, opened.etag
         self._digest = None if opened.is_strong else hashlib.blake2b()
 
-    def _ensure_open(self) -> RawReader:
+    def _reopen(self) -> Steps[RawReader]:
         """Return the file, opened at the next byte."""
-        if self._file is None:
-            opened = self._open_at(self._position if self._digest is None else 0)
-            if not self._position:  # nothing was read yet, so any version is acceptable
-                self._begin(opened)
-                return opened.file
-            self._file, self._opened_at, self._stop = opened.file, self._position, opened.stop
-            if opened.version != self._version or self._is_another_size(opened.size):
-                raise self._changed()
-            if self.size is None:
-                self.size = opened.size
-            if opened.start > self._position:
-                raise ShardReadError(
-                    f"Reading {self._name} failed after {self._position} bytes: the store sent the bytes from "
-                    f"{opened.start} on instead of the next ones"
-                )
-            self._skip_bytes(opened.file, self._position - opened.start)
-        return self._file
+        opened = yield from self._open_at(self._position if self._digest is None else 0)
+        if not self._position:  # nothing was read yet, so any version is acceptable
+            self._begin(opened)
+            return opened.file
+        self._file, self._opened_at, self._stop = opened.file, self._position, opened.stop
+        if opened.version != self._version or self._is_another_size(opened.size):
+            raise self._changed()
+        if self.size is None:
+            self.size = opened.size
+        if opened.start > self._position:
+            raise ShardReadError(
+                f"Reading {self._name} failed after {self._position} bytes: the store sent the bytes from "
+                f"{opened.start} on instead of the next ones"
+            )
+        yield from self._skip_bytes(opened.file, self._position - opened.start)
+        return opened.file
 
-    def _skip_bytes(self, file: RawReader, count: int) -> None:
+    def _skip_bytes(self, file: RawReader, count: int) -> Steps[None]:
         """Skip bytes already read, and compare them unless the version proves that they are the same."""
         scratch = memoryview(bytearray(min(count, SKIP_BYTES)))
         digest = hashlib.blake2b()
         while count > 0:
-            skipped = file.readinto(scratch[:count])
+            skipped = yield from file.read_steps(scratch[:count])
             if not skipped:
                 raise EOFError("the file ended before the next byte")
             if self._digest is not None:
@@ -205,7 +223,7 @@ class ResumingStream(RawStream):
         ):
             return
         failed = ShardReadError(
-            f"Reading {self._name} failed after {self._position} bytes: {self._describe(error)}"
+            f"Reading {self._name} failed after {self._position} bytes: {self._remote.reason(error)}"
             f"{self._retry.attempts_text()}"
         )
         failed.concerns_all = concerns_all(error)
@@ -231,10 +249,10 @@ class ResumingStream(RawStream):
                 file.close()
 
 
-def fill(file: RawReader, view: memoryview) -> int:
+def fill(file: RawReader | ResumingStream, view: memoryview) -> Steps[int]:
     """Read into a buffer until it is full or the file ends; return the number of bytes."""
     filled = 0
-    while filled < len(view) and (count := file.readinto(view[filled:])):
+    while filled < len(view) and (count := (yield from file.read_steps(view[filled:]))):
         filled += count
     return filled
 

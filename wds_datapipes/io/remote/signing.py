@@ -9,7 +9,7 @@ from functools import partial
 from inspect import isawaitable
 from typing import Any, NamedTuple, TypeAlias
 
-from wds_datapipes.io.call_threads import start_call, wait_for
+from wds_datapipes.io.call_threads import Steps, start_call, wait_for
 from wds_datapipes.io.remote.filesystem import RemotePath, silent_after
 from wds_datapipes.io.remote.http import HttpClient
 
@@ -96,13 +96,15 @@ class RequestSigner:
         self._signed: tuple[HttpClient, str] | None = None
         self._lock = threading.Lock()
 
-    def __call__(self) -> tuple[HttpClient, str]:
+    def __call__(self) -> Steps[tuple[HttpClient, str]]:
         """Return a client, and the URL to request from it.
 
         Raises:
             TooSlowError: new credentials take too long.
             Exception: any error of the store's library.
         """
+        if self._clock() >= self._until:
+            yield None
         with self._lock:
             if self._signed is None or self._clock() >= self._until:
                 # New credentials may come from a server.

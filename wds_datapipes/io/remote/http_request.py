@@ -1,0 +1,298 @@
+"""HTTP requests: redirects, proxies and TLS, and responses whose bodies are streamed."""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import socket
+import ssl
+from collections.abc import Hashable, Mapping
+from contextlib import closing, suppress
+from http.client import BadStatusLine, HTTPConnection, HTTPException, HTTPSConnection, InvalidURL
+from typing import NamedTuple
+from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
+from urllib.request import proxy_bypass
+
+from wds_datapipes.io.call_threads import Steps
+from wds_datapipes.io.remote.http_connection import POOL, Connection
+
+REDIRECTS = {301, 302, 303, 307, 308}
+MAX_REDIRECTS = 10
+#: The statuses whose body is the file or a range of it.
+WITH_CONTENT = {200, 203, 206}
+#: Headers that only the original host receives.
+SECRET = {"authorization", "cookie", "proxy-authorization"}
+#: Characters of a URL that are not quoted; a percent sign counts as the beginning of a quoted character.
+PLAIN = "%/:=&?~#+!$,;'@()*[]"
+#: The client's name; some servers reject requests without one.
+USER_AGENT = {"User-Agent": "wds-datapipes"}
+PORTS, CONNECTIONS = {"http": 80, "https": 443}, {"http": HTTPConnection, "https": HTTPSConnection}
+#: The time limit in seconds for connecting; a slower host is down, or blocked by a firewall.
+CONNECT_S = 10.0
+#: The elements of an S3 error that are shown, and the maximum number of bytes searched for them.
+ERROR_PARTS, ERROR_BYTES = re.compile(r"<(Code|Region)>([\w.-]{1,100})</"), 4 << 10
+#: The message of http.client if a proxy rejects a connection.
+TUNNEL_REFUSED = re.compile(r"Tunnel connection failed: (\d{3}) ?(.*)", re.DOTALL)
+#: The end of all headers, and that of a line.
+HEAD_END, LINE_END = re.compile(rb"\r?\n\r?\n"), re.compile(rb"\r?\n")
+#: The first line of a response: the minor version, the status and its description.
+STATUS_LINE = re.compile(r"HTTP/1\.(\d)\s+([1-9]\d\d)(?:\s+(.*?))?\s*", re.ASCII)
+#: A size in ASCII digits, with a limited length; Python would accept other digits as well.
+SIZE = re.compile(r"[0-9]{1,19}")
+#: The size of a chunk, and its extensions.
+CHUNK = re.compile(rb"\s*([0-9a-fA-F]{1,16})\s*(?:;.*)?", re.DOTALL)
+
+
+class Response:
+    """A response, whose body is streamed. If the body is read to its end, the next request uses the same connection.
+
+    Args:
+        connection: the connection, with a request sent.
+        key: the key of the connection in the pool.
+        seconds: the time limit for all headers, and for each part of the body.
+
+    Attributes:
+        status: the HTTP status.
+        headers: the headers by capitalized name, such as ``"Etag"``; the first one counts if a name is repeated.
+    """
+
+    def __init__(self, connection: Connection, key: Hashable, seconds: float) -> None:
+        self._connection: Connection | None = connection
+        self._key, self._seconds, self._process = key, seconds, os.getpid()
+
+    def receive_head(self, connection: Connection, method: str) -> Steps[None]:
+        """Receive the status and the headers, and determine where the body ends.
+
+        http.client reads headers with the e-mail parser, which takes a third of the CPU time of a request.
+        """
+        connection.limit(self._seconds)
+        self.status = 100
+        while 100 <= self.status < 200:
+            line, *lines = str((yield from connection.receive_until(HEAD_END)), "latin-1").split("\n")
+            if (found := STATUS_LINE.fullmatch(line)) is None:
+                raise BadStatusLine(repr(line[:100]))
+            self.status, self.reason, is_old = int(found[2]), found[3] or "", found[1] == "0"
+        fields = [line.partition(":") for line in lines]
+        self.headers = {name.title(): value.strip() for name, _, value in reversed(fields)}
+        option, length = (self.headers.get(name, "").lower() for name in ("Connection", "Content-Length"))
+        has_body = method != "HEAD" and self.status not in (204, 304)
+        self._is_chunked = has_body and self.headers.get("Transfer-Encoding", "").lower() == "chunked"
+        has_size = has_body and not self._is_chunked and SIZE.fullmatch(length)
+        #: The remaining bytes of the body or of a chunk; None before the first chunk, or if the body ends when the
+        #: connection is closed.
+        self._left = int(length) if has_size else None if has_body else 0
+        self._is_kept = self._left is not None and ("keep-alive" in option if is_old else "close" not in option)
+
+    def read_steps(self, view: memoryview) -> Steps[int]:
+        """Read the available bytes, at most ``len(view)``; 0 at the end.
+
+        Raises:
+            TimeoutError: no data arrive.
+        """
+        if (connection := self._connection) is None:
+            raise ValueError("the response is closed")
+        connection.limit(self._seconds)
+        if self._is_chunked and not self._left:
+            yield from self._begin_chunk(connection)
+        view = view[: self._left]
+        if not view:
+            return 0
+        count = yield from connection.receive(view)
+        if self._left is not None:
+            if not count:
+                raise EOFError(f"the response ends {self._left} bytes too early")
+            self._left -= count
+        return count
+
+    def _begin_chunk(self, connection: Connection) -> Steps[None]:
+        if self._left is not None:
+            yield from connection.receive_until(LINE_END)  # of the previous chunk
+        line = yield from connection.receive_until(LINE_END)
+        if (found := CHUNK.fullmatch(line)) is None:
+            raise HTTPException(f"the size of a chunk is {line[:100]!r}")
+        self._left = int(found[1], 16)
+        if not self._left:
+            self._is_chunked = False
+            while (yield from connection.receive_until(LINE_END)):
+                pass
+
+    def abort(self) -> None:
+        """End a read in another thread, which then closes the response."""
+        if (connection := self._connection) is not None:
+            with suppress(OSError):  # it may be closed
+                connection.sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End the request."""
+        if (connection := self._connection) is None:
+            return
+        if os.getpid() == self._process:  # otherwise, the parent process may still use the connection
+            # Either the body was read to its end, or all of it came with the headers and nothing came after it.
+            if self._is_kept and self._left == len(connection.received):
+                self._connection = None
+                POOL.put(self._key, connection)
+                return
+            self.abort()
+        self._connection = None
+        connection.close()
+
+
+class HttpStatusError(Exception):
+    """A server has returned an error.
+
+    Attributes:
+        status: the HTTP status.
+        message: the server's description of the status, and the code of the error, if the body has one.
+        headers: the headers of the response.
+        region: the region of the requested bucket, if a store responds that it is elsewhere.
+    """
+
+    def __init__(self, status: int, message: str, headers: Mapping[str, str], body: str = "") -> None:
+        parts = dict(ERROR_PARTS.findall(body))
+        self.message = f"{message} ({parts['Code']})" if "Code" in parts else message
+        self.status, self.headers, self.region = status, headers, parts.get("Region")
+        super().__init__(f"{status}, {self.message}")
+
+
+class Access(NamedTuple):
+    """How servers are reached.
+
+    Attributes:
+        timeout_s: the time limit in seconds for all headers of a response, and for each part of its body; also for
+            connecting, with at most `CONNECT_S`.
+        context: the TLS context with the trusted authorities.
+        proxies: the proxies by scheme, as `urllib.request.getproxies` returns them from the environment.
+    """
+
+    timeout_s: float
+    context: ssl.SSLContext
+    proxies: Mapping[str, str]
+
+
+def request_steps(url: str, headers: Mapping[str, str], access: Access, method: str = "GET") -> Steps[Response]:
+    """Send a request, and return its response; follow redirects, and use a proxy.
+
+    Args:
+        url: ``http:`` or ``https:``; user and password in it are sent as HTTP Basic authentication.
+        headers: the headers to send. Secret ones are only sent to the host of ``url``.
+        access: how the servers are reached.
+        method: ``"GET"`` or ``"HEAD"``.
+
+    Raises:
+        FileNotFoundError: the file does not exist.
+        HttpStatusError: the server returned another error, or redirects in circles.
+        OSError: the network failed.
+        http.client.HTTPException: the response is not HTTP.
+    """
+    current = urlsplit(url)
+    sent = {**USER_AGENT, **headers}
+    for _ in range(MAX_REDIRECTS + 1):
+        if current.username is not None and not any(name.lower() == "authorization" for name in sent):
+            sent["Authorization"] = _basic(current)
+        response = yield from _send_once(method, current, sent, access)
+        if response.status not in REDIRECTS or not (location := response.headers.get("Location")):
+            return (yield from _accept_response(response))
+        response.close()
+        next_url = urlsplit(urljoin(current.geturl(), location))
+        if (next_url.scheme, next_url.hostname, _port(next_url)) != (current.scheme, current.hostname, _port(current)):
+            sent = {name: value for name, value in sent.items() if name.lower() not in SECRET}
+        current = next_url
+    raise HttpStatusError(response.status, f"it redirects {MAX_REDIRECTS} times", response.headers)
+
+
+def _send_once(method: str, url: SplitResult, headers: Mapping[str, str], access: Access) -> Steps[Response]:
+    if url.scheme not in PORTS or not url.hostname:
+        raise InvalidURL(
+            f"the URL or a redirect has the scheme {url.scheme!r} or no host; only http and https are supported"
+        )
+    host = url.netloc.rpartition("@")[2].removesuffix(f":{PORTS[url.scheme]}").encode("idna").decode()
+    target = quote(url.path or "/", safe=PLAIN) + (f"?{quote(url.query, safe=PLAIN)}" if url.query else "")
+    proxy, sent = _proxy_of(url, access.proxies), dict(headers)
+    if not any(name.lower() == "host" for name in sent):
+        sent = {"Host": host, **sent}
+    if proxy is not None and url.scheme == "http":
+        target, sent = f"http://{host}{target}", {**sent, **_proxy_headers(proxy)}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in sent.items())
+    if lines.count("\r") + lines.count("\n") != 2 * len(sent):
+        raise InvalidURL(f"one of the headers {', '.join(sent)} has a line break")
+    key = (url.scheme, url.hostname, _port(url), proxy, access.context)
+    limit_s = min(access.timeout_s, CONNECT_S)
+
+    def exchange(connection: Connection) -> Steps[Response]:
+        try:
+            connection.limit(limit_s)
+            yield from connection.send(f"{method} {target} HTTP/1.1\r\n{lines}\r\n".encode("latin-1"))
+            response = Response(connection, key, access.timeout_s)
+            yield from response.receive_head(connection, method)
+        except BaseException:
+            connection.close()
+            raise
+        return response
+
+    if (kept := POOL.take(key)) is not None:
+        try:
+            return (yield from exchange(kept))
+        except OSError as error:
+            POOL.clear(key)
+            if isinstance(error, TimeoutError):
+                raise
+            # The server has closed the connection, as it may at any time between two requests.
+    yield None
+    return (yield from exchange(_connect(url, proxy, access.context, limit_s)))
+
+
+def _connect(url: SplitResult, proxy: SplitResult | None, context: ssl.SSLContext, limit_s: float) -> Connection:
+    address = (str(url.hostname), _port(url)) if proxy is None else (str(proxy.hostname), proxy.port or 80)
+    secure = {"context": context} if url.scheme == "https" else {}
+    made = CONNECTIONS[url.scheme](*address, timeout=limit_s, **secure)
+    if proxy is not None and secure:
+        made.set_tunnel(str(url.hostname), _port(url), _proxy_headers(proxy))
+    try:
+        made.connect()
+    except BaseException as error:
+        made.close()
+        if (refused := TUNNEL_REFUSED.match(str(error))) is None:
+            raise
+        raise HttpStatusError(int(refused[1]), f"{refused[2].strip()} (of the proxy)", {}) from None
+    return Connection(made.sock)
+
+
+def _accept_response(response: Response) -> Steps[Response]:
+    if response.status in WITH_CONTENT:
+        return response
+    body, count = memoryview(bytearray(ERROR_BYTES)), 0
+    with closing(response), suppress(OSError, EOFError):
+        if "xml" in response.headers.get("Content-Type", ""):
+            count = yield from response.read_steps(body)
+    if response.status == 404:
+        raise FileNotFoundError(404, response.reason)
+    text = bytes(body[:count]).decode(errors="replace")
+    raise HttpStatusError(response.status, response.reason, response.headers, text)
+
+
+def _proxy_of(url: SplitResult, proxies: Mapping[str, str]) -> SplitResult | None:
+    """Return the proxy for a URL, unless ``no_proxy`` of the environment names its host."""
+    text = proxies.get(url.scheme) or proxies.get("all")
+    if not text or proxy_bypass(str(url.hostname)):
+        return None
+    proxy = urlsplit(text if "://" in text else f"http://{text}")
+    if proxy.scheme != "http" or not proxy.hostname:
+        raise InvalidURL(
+            f"the environment variable {url.scheme}_proxy, or all_proxy, names a proxy of the scheme {proxy.scheme!r}, "
+            f"but only http proxies are supported. Set no_proxy={url.hostname} to bypass it"
+        )
+    return proxy
+
+
+def _proxy_headers(proxy: SplitResult) -> dict[str, str]:
+    return {} if proxy.username is None else {"Proxy-Authorization": _basic(proxy)}
+
+
+def _basic(url: SplitResult) -> str:
+    words = f"{unquote(url.username or '')}:{unquote(url.password or '')}"
+    return f"Basic {base64.b64encode(words.encode()).decode()}"
+
+
+def _port(url: SplitResult) -> int:
+    return url.port or PORTS.get(url.scheme, 0)
