@@ -193,7 +193,7 @@ class ImageDecoder(ByExtension):
         part = self._select(jpeg.width, jpeg.height, rng)
         rows = None if part.box is None else part.box.top + part.box.height
         container, mode, _ = self.result
-        padded = container == "torch" and jpeg.mode == mode == "RGB"
+        padded = container == "torch" and jpeg.mode == mode == "RGB" and part.box is None
         pixels: NDArray[Any] | None = jpeg.read(scale=part.scale, rows=rows, padded=padded)
         if pixels is not None and jpeg.mode != mode:
             pixels = np.asarray(Image.fromarray(pixels).convert(mode))
