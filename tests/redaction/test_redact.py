@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wds_datapipes.errors import ShardOpenError
-from wds_datapipes.redaction import redact, redact_text, short_repr
+from wds_datapipes.redaction import SAFE_URL, redact, redact_text, short_repr
 from wds_datapipes.redaction.storage_options import redactor_of, redactor_of_command
-from wds_datapipes.redaction.urls import mask_credentials
+from wds_datapipes.redaction.urls import mask_credentials, redact_urls
 from wds_datapipes.user_warnings import warn_user
 
 URLS = [
@@ -80,6 +80,11 @@ def test_harmless_text_is_shown(url: str) -> None:
 
 
 WORDS = st.text("abcXYZ0189-._~+/=!$%&'\" \\@:?#;|()<>{}\n", max_size=12).map(lambda word: f"Zq7{word}7qZ")
+
+
+@given(st.from_regex(SAFE_URL, fullmatch=True))
+def test_a_safe_url_has_nothing_to_hide(url: str) -> None:
+    assert mask_credentials(redact_urls(url)) == url
 
 
 @settings(max_examples=40)

@@ -28,6 +28,8 @@ HARMLESS = re.compile(
     r"\*\*\*|-\w?|--[a-z][a-z-]{0,60}|/dev/[\w/]+|(?:/[\w./%~*?{}@#,-]*|[\w./%~*?{},-]*)\.(?:7z|age|bin|bz2|cbor|csv|gpg|"
     r"gz|idx|index|jpe?g|jsonl?|lz4|mp4|msgpack|npy|npz|parquet|part|png|pth|py|sh|tar|tbz2?|tgz|txt|wav|xz|zip|zst)"
 )
+#: URLs and paths in which no pattern finds credentials, since they have no marks and no scheme named like one.
+SAFE_URL = re.compile(r"(?:(?:\w{1,4}|https)://)?[\w./-]*")
 URL = re.compile(r"[A-Za-z][\w+.-]{0,30}://\S*")
 #: Hidden words with at least this many characters are hidden in the messages of the command as well.
 LONG = 6
@@ -48,6 +50,8 @@ def redact(url: str) -> str:
     >>> redact("pipe:curl -u me:pass https://host/000.tar.gz | gunzip")
     'pipe:curl -u *** https://host/000.tar.gz | gunzip'
     """
+    if SAFE_URL.fullmatch(url):
+        return url
     if found := COMMAND.search(url):
         start = found.start(2)
         return _redact_plain(url[: found.start()]) + url[found.start() : start] + redact_command(url[start:])

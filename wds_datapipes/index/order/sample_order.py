@@ -128,7 +128,8 @@ class EpochOrder:
         # Lanes begin within shards, so some shards have parts in two or more lanes.
         parts = np.sort(np.concatenate([starts, cuts[1:-1]]))
         places = np.minimum(np.searchsorted(ends, parts, "right"), len(counts) - 1)  # empty shards may be at the end
-        own_lanes = np.searchsorted(cuts[1:-1], parts, "right")
+        firsts = np.searchsorted(parts, cuts[:-1])  # the first part of each lane
+        own_lanes = np.repeat(np.arange(lanes, dtype=np.min_scalar_type(lanes)), np.diff(firsts, append=len(parts)))
         shuffled = np.arange(len(parts))
         if order == "window":
             shuffled = Permutation(len(parts), seed=derived_seed("shards", seed))(shuffled)
@@ -145,8 +146,8 @@ class EpochOrder:
         #: The positions at which windows begin and end; without windows, each lane is one.
         self._window_ends = cuts[1:]
         if order == "window":
-            places = np.arange(1, len(parts) + 1) - np.searchsorted(own_lanes, own_lanes)
-            is_last = (places % window_shards == 0) | (np.diff(own_lanes, append=lanes) > 0)
+            places = np.arange(1, len(parts) + 1) - firsts[own_lanes]
+            is_last = (places % window_shards == 0) | (np.diff(own_lanes, append=lanes) != 0)
             self._window_ends = self._ends[is_last]
         self._window_starts = np.concatenate(([0], self._window_ends[:-1]))
 
