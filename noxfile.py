@@ -69,6 +69,7 @@ OLDEST_TORCH, PYTHONS_OF_OLDEST = "2.4.1", ("3.10", "3.11", "3.12")
 REPORTED = {
     "end_to_end": ["--workers", "0", "1", "2", "--stores", "HTTP", "10 ms", "100 ms", "S3", "S3, presigned"],
     "reading": ["--sets", "SMALL", "IMG", "BIG"],
+    "indexed": ["--sets", "SMALL", "IMG", "BIG"],
     "remote": [],
     "s3": [],
     "decoding": [],

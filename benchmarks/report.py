@@ -198,7 +198,15 @@ def section_of_deliveries(facts: Any) -> Section:
             panels[title][name] = bar_of(ours[0] / theirs[0] for ours, theirs in pairs)
     names = list(dict.fromkeys(name for loaders in deliveries.values() for name in loaders))
     rows = [[name, *(f"{bars[name].ratio:.2f}" if name in bars else "" for bars in panels.values())] for name in names]
-    return Section(table(("loader", *panels), rows), panels)
+    smallest = {title: loaders for title, loaders in deliveries.items() if title.startswith("SMALL")}
+    costs = []
+    for name in names:
+        found = [loaders[name] for loaders in smallest.values() if name in loaders]
+        loops = [f"{1e6 * statistics.median(run[1] for run in runs):.1f}" for runs in found]
+        firsts = [f"{1e3 * statistics.median(run[3] for run in runs):.0f}" for runs in found]
+        costs.append([name, *loops, *firsts])
+    columns = [f"{heading}, {title}" for heading in ("µs in the loop", "ms to the first") for title in smallest]
+    return Section(f"{table(('loader', *panels), rows)}\n\n{table(('loader', *columns), costs)}", panels)
 
 
 def section_of_states(facts: Any) -> Section:
@@ -267,6 +275,18 @@ def section_of_shuffles(facts: Any) -> Section:
     ]
     shards = ("shards in a batch", "neighbors from one shard", "spread of a shard", "distance of its neighbors")
     return Section(table(("order", *shards, "samples held", "open shards"), rows), {})
+
+
+def section_of_indexes(facts: Any) -> Section:
+    """Return a table of ratios, and one of what it costs to begin an epoch."""
+    contests = section_of_contests([each for each in facts if "contenders" in each])
+    plans = [each for each in facts if "contenders" not in each]
+    rows = [
+        [each["order"], f"{1e3 * each['begin_s']:.0f}", f"{1e3 * each['find_s']:.2f}", f"{each['grown_mb']:.0f}"]
+        for each in plans
+    ]
+    headings = ("order of 10¹⁰ samples in 10⁶ shards", "ms to begin an epoch", "ms to find 256 samples", "memory (MB)")
+    return Section(f"{contests.text}\n\n{table(headings, rows)}", contests.panels)
 
 
 def section_of_runs(facts: Any) -> Section:
@@ -411,6 +431,7 @@ def _range(texts: Sequence[str]) -> str:
 SECTIONS: dict[str, Callable[[Any], Section]] = {
     "end_to_end": section_of_loaders,
     "reading": section_of_contests,
+    "indexed": section_of_indexes,
     "remote": section_of_contests,
     "s3": section_of_s3,
     "decoding": section_of_contests,
