@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wds_datapipes.errors import CorruptSidecarError
+from wds_datapipes.io.host_results import share_on_host
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.small_files import folder_of, join_name, read_sidecar, within, write_sidecar
 from wds_datapipes.io.urls import check_url, local_path
@@ -245,7 +246,7 @@ def read_manifest(
     path = os.fspath(url)
     check_url(path, allow_local_files=allow_local_files)
     name = redact(path)
-    content = read_sidecar(path, storage_options)
+    content = _read_on_host(path, storage_options)
     folder = folder_of(path)
     schemes: dict[str, str] = {}
     try:
@@ -268,6 +269,17 @@ def read_manifest(
     for shard in schemes.values() if allow_local_files else manifest.urls:
         check_url(shard, allow_local_files=allow_local_files, listed_in=path)
     return manifest
+
+
+def _read_on_host(path: str, storage_options: Mapping[str, Any] | None) -> bytes:
+    """Return the content of a file, which one rank of each host requests from a store."""
+    if local_path(path) is not None:
+        return read_sidecar(path, storage_options)
+
+    def read(_: object) -> str:
+        return read_sidecar(path, storage_options).decode("latin-1")  # any bytes
+
+    return share_on_host(f"reads {redact(path)}", read, path, storage_options).encode("latin-1")
 
 
 def _read_blocks(content: bytes, start: int, end: int, folder: str, schemes: dict[str, str]) -> Iterator[list[Any]]:
