@@ -210,8 +210,12 @@ class FunctionStage(EngineStage[T_co]):
         known = {"on_error": self.counted_errors} if "on_error" in self._options.value else {}
         return {**self._options.value, **known}
 
+    def items_of(self, source: Any) -> Iterable[Any]:
+        """Return the items of the function."""
+        return self.function(source, **self.function_options())
+
     def __iter__(self) -> Iterator[T_co]:
-        yield from self.function(self.source, **self.function_options())
+        yield from self.items_of(self.source)
 
 
 class SnapshotStage(EngineStage[T_co]):

@@ -11,7 +11,9 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -32,6 +34,7 @@ from wds_datapipes.loading import report as reports
 from wds_datapipes.loading.report import SHORTEST_S, LoadingReport, WorkerReport, count_skipped, wait_bucket
 from wds_datapipes.loading.workers import in_process
 from wds_datapipes.on_error.policy import ErrorBudget
+from wds_datapipes.pipes.samples import field_codecs
 from wds_datapipes.pipes.shards.shard_list import ShardList
 from wds_datapipes.testing import build_shard
 
@@ -169,6 +172,23 @@ def test_hits_of_a_cache_and_the_last_shard_are_reported_and_nothing_is_logged(
             shards = [worker.shard for worker in report(loader).workers]
             assert shards == {0: [names[3]], 2: [names[2], names[3]]}[workers]
     assert caplog.messages == []
+
+
+spent_s = [0.0]
+
+
+def spend(seconds: float, item: Any) -> Any:
+    spent_s[0] += seconds
+    return item
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_the_time_of_decoding_excludes_that_of_other_stages(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(field_codecs, "time", SimpleNamespace(perf_counter=lambda: spent_s[0]))
+    samples = IterableWrapper([{"__key__": f"{n}", "txt": b"a"} for n in range(3)]).map(partial(spend, 8.0))
+    with load(samples.wds_decode(txt=partial(spend, 2.0)).map(partial(spend, 32.0)), workers) as loader:
+        assert len(list(loader)) == 3 * max(workers, 1)
+        assert report(loader).as_dict()["decoding_s/wds_decode"] == 6 * max(workers, 1)
 
 
 # skipped shards and samples

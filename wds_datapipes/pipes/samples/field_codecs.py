@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import keyword
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 T_co = TypeVar("T_co", covariant=True)
 
+#: The counter of a stage's time is updated after at least this many seconds.
+COUNTED_S = 0.01
+
 
 class DecodingStage(FunctionStage[T_co]):
     """Base class of stages that decode fields, some of whose decoders may draw random numbers.
@@ -54,6 +58,25 @@ class DecodingStage(FunctionStage[T_co]):
         is_random = any(isinstance(decoder, ByExtension) and decoder.is_random for decoder in decoders)
         kind = cls._random_class if is_random and "_random_class" in vars(cls) else None
         return super().__new__(cast("type[Self]", kind or cls))
+
+    def items_of(self, source: Any) -> Iterator[Any]:
+        """Yield the items of the function, and count the time that they take without their source."""
+        figure, clock, spent_s = f"decoding_s/{self._options.value['chain'].stage}", time.perf_counter, 0.0
+
+        def timed(items: Iterable[Any], sign: int) -> Iterator[Any]:
+            nonlocal spent_s
+            begin = clock()
+            for item in items:
+                spent_s += sign * (clock() - begin)
+                if spent_s > COUNTED_S:
+                    self.counters.count(figure, spent_s)
+                    spent_s = 0.0
+                yield item
+                begin = clock()
+            spent_s += sign * (clock() - begin)
+
+        yield from timed(super().items_of(timed(source, -1)), 1)
+        self.counters.count(figure, spent_s)
 
 
 def decode_samples(
@@ -222,10 +245,9 @@ class RandomBatchDecoder(SeedingStage[dict[str, Any]], BatchDecoder):
 BatchDecoder._random_class = RandomBatchDecoder
 
 
-class RegisteredDecoder(FunctionStage[Sample]):
+class RegisteredDecoder(DecodingStage[Sample]):
     """The stage for a function registered with `register_decoder`: it decodes the fields with its extensions."""
 
-    is_one_to_one = True
     draws_globally = True
     function = staticmethod(decode_samples)
 
