@@ -71,6 +71,8 @@ def _upper_part(data: bytes, rows: int) -> bytearray | None:
 
     libjpeg stops after these rows, which saves time.
     """
+    # On the CPU, nvImageCodec 0.9 decodes only a box, in nine tenths of the time for photographs. But where data are
+    # damaged, such as zeros after an interrupted download, it may return gray pixels and no error.
     frame = None
     position = 2
     while position + 9 < len(data) and data[position] == 0xFF:
