@@ -11,7 +11,7 @@ import webdataset
 
 from wds_datapipes import ShardWriter
 from wds_datapipes.prepare.shard_contents import ScanKeywords, ScanOptions
-from wds_datapipes.prepare.shard_run import RunKeywords, RunOptions
+from wds_datapipes.prepare.shard_producer import RunKeywords, RunOptions
 from wds_datapipes.writing.options import WriteKeywords, WriteOptions
 
 

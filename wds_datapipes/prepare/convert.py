@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from wds_datapipes.arguments import check_choice
-from wds_datapipes.codecs.decoding import Decoder, DecoderChain
-from wds_datapipes.codecs.field_chain import convert_samples
+from wds_datapipes.codecs.decoding import Decoder
 from wds_datapipes.errors import ConversionError, ShardOpenError, StateError
 from wds_datapipes.io.compression.formats import strip_shard_suffix
 from wds_datapipes.io.openers import local_path, redact
@@ -20,8 +19,8 @@ from wds_datapipes.io.prefetch import READ_AHEAD_BYTES
 from wds_datapipes.io.remote.remote_file import file_facts
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.parallel.map_shards import Shards, resolve_shards
-from wds_datapipes.prepare.shard_producer import ShardProducer
-from wds_datapipes.prepare.shard_run import DETERMINISTIC_ERRORS, ConvertedShard, RunKeywords, RunOptions, ShardRun
+from wds_datapipes.prepare.shard_producer import RunKeywords, RunOptions, ShardProducer
+from wds_datapipes.prepare.shard_run import DETERMINISTIC_ERRORS, ConvertedShard, ShardRun
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.samples.keys import first_dot
 from wds_datapipes.shards.loading import ReadOptions, read_shards
@@ -47,7 +46,6 @@ NAME = "{name}"
 class ShardSamples:
     """The samples of existing shards."""
 
-    decode: Sequence[Decoder] | None
     options: RunOptions
 
     def version(self, item: str) -> str:
@@ -67,12 +65,7 @@ class ShardSamples:
             storage_options=self.options.read_options, on_error=on_error, read_ahead=READ_AHEAD_BYTES, limits=limits
         )
         key_rule = self.options.key_rule or first_dot
-        samples = group_samples(read_shards([item], reading), key_rule=key_rule, on_error=on_error)
-        return (
-            samples
-            if self.decode is None
-            else convert_samples(samples, DecoderChain(self.decode, {}, limits=limits), on_error)
-        )
+        return group_samples(read_shards([item], reading), key_rule=key_rule, on_error=on_error)
 
 
 def convert_shards(
@@ -162,30 +155,27 @@ def convert_shards(
     pattern, outputs = make_output_names(urls, output)
     found = RunOptions(**{"digest": True, "retries": 2, **options})  # type: ignore[arg-type]  # mypy mixes them
     policy = ErrorPolicy(on_error, "convert_shards")
-    samples = ShardSamples(decode, found)
-    producer = ShardProducer(samples.read, samples.version, function, whole_shards, policy.always_raises, found)
+    samples = ShardSamples(found)
+    producer = ShardProducer(samples.read, samples.version, decode, function, whole_shards, policy.always_raises, found)
     path = journal_path(pattern.replace("{name}", "shards"), journal, 0, 1)
-    results: dict[int, ConvertedShard] = {}
     failures: dict[str, BaseException] = {}
     made_by = (function, whole_shards, decode)
-    with closing(ShardRun(urls, outputs, pattern, producer, journal=path, options=found, made_by=made_by)) as run:
+
+    def collect(number: int, failure: BaseException) -> None:
+        failures[urls[number]] = failure
+
+    with closing(ShardRun(urls, outputs, pattern, producer, journal=path, made_by=made_by)) as run:
         finished, changed = run.find_finished(keep_changed=if_changed == "keep")
         if changed and if_changed == "raise":
             raise _changed_error(path, {urls[number]: difference for number, difference in changed.items()})
-        produced = run.produce(finished, policy, label="Converting", executor=executor, num_workers=num_workers)
-        with closing(produced):
-            for number, result in produced:
-                if not isinstance(result, ConvertedShard):
-                    failures[urls[number]] = result
-                    continue
-                results[number] = result
-                if on_result is not None:
-                    on_result(result)
+        results = run.produce(
+            finished, policy, collect, on_result, label="Converting", executor=executor, num_workers=num_workers
+        )
         if failures:
             raise _conversion_error(failures, len(urls), found.retries)
         run.remove_old()
     policy.finish()
-    return [results[number] for number in sorted(results)]
+    return results
 
 
 def _changed_error(path: str, others: Mapping[str, str]) -> StateError:

@@ -9,19 +9,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from operator import length_hint
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from wds_datapipes.arguments import check_optional_integer
-from wds_datapipes.codecs.decoding import Decoder, DecoderChain
-from wds_datapipes.codecs.field_chain import convert_samples
+from wds_datapipes.codecs.decoding import Decoder
 from wds_datapipes.errors import EmptySourceError, SampleSourceError, WdsError, WorkerDiedError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.parallel.progress import ProgressMeter
 from wds_datapipes.prepare.plan import Plan, SpecFile, make_plan
 from wds_datapipes.prepare.sample_spec import Source, read_sample
-from wds_datapipes.prepare.shard_producer import ShardProducer
-from wds_datapipes.prepare.shard_run import ConvertedShard, RunKeywords, RunOptions, ShardRun
+from wds_datapipes.prepare.shard_producer import RunKeywords, RunOptions, ShardProducer
+from wds_datapipes.prepare.shard_run import ConvertedShard, ShardRun
 from wds_datapipes.prepare.subset import check_rekey
 from wds_datapipes.types import Sample
 from wds_datapipes.writing.shard_names import NUMBER, check_pattern, journal_path
@@ -35,7 +34,6 @@ class PlannedSamples:
     """The samples of planned shards."""
 
     plan: Plan
-    decode: Sequence[Decoder] | None
     options: RunOptions
 
     def version(self, item: int) -> str:
@@ -45,12 +43,7 @@ class PlannedSamples:
 
     def read(self, item: int, on_error: OnError) -> Iterator[Sample]:
         """Yield the samples of a shard."""
-        samples = self._read(item, ErrorPolicy(on_error, "create_shards"))
-        if self.decode is None:
-            return samples
-        return convert_samples(samples, DecoderChain(self.decode, {}, limits=self.options.limits), on_error)
-
-    def _read(self, item: int, policy: ErrorPolicy) -> Iterator[Sample]:
+        policy = ErrorPolicy(on_error, "create_shards")
         for at in self.plan.shard(item):
             try:
                 yield self._read_sample(at)
@@ -171,26 +164,23 @@ def create_shards(
         if not plan.order:
             raise EmptySourceError(f"The source has no samples to write to {text!r}, or none that can be written")
         outputs = [text if is_one else text % number for number in range(len(plan.ends))]
-        samples = PlannedSamples(plan, decode, writing)
-        producer = ShardProducer(samples.read, samples.version, function, False, policy.always_raises, writing)
+        samples = PlannedSamples(plan, writing)
+        producer = ShardProducer(samples.read, samples.version, decode, function, False, policy.always_raises, writing)
         made_by = (function, decode)
         path = None if resume is False else journal_path(text, None if resume is True else resume, 0, 1)
-        items = range(len(outputs))
-        with closing(ShardRun(items, outputs, text, producer, journal=path, options=writing, made_by=made_by)) as run:
+
+        def fail(number: int, failure: BaseException) -> NoReturn:
+            if isinstance(failure, WdsError) and not isinstance(failure, WorkerDiedError):
+                raise failure
+            kind = WorkerDiedError if isinstance(failure, WorkerDiedError) else SampleSourceError
+            where = "; ".join([*getattr(failure, "__notes__", ()), f"while writing {redact(outputs[number])}"])
+            raise kind(f"{type(failure).__name__}: {failure} ({where}). Finished shards remain") from failure
+
+        with closing(ShardRun(range(len(outputs)), outputs, text, producer, journal=path, made_by=made_by)) as run:
             finished, _ = run.find_finished(keep_changed=False)
-            results = dict[int, ConvertedShard]()
             # A single archive may be standard output.
             workers = 0 if is_one or (num_workers is None and len(os.sched_getaffinity(0)) == 1) else num_workers
-            with closing(run.produce(finished, policy, label="Writing", num_workers=workers)) as produced:
-                for number, result in produced:
-                    if isinstance(result, ConvertedShard):
-                        results[number] = result
-                        continue
-                    if isinstance(result, WdsError) and not isinstance(result, WorkerDiedError):
-                        raise result
-                    kind = WorkerDiedError if isinstance(result, WorkerDiedError) else SampleSourceError
-                    where = "; ".join([*getattr(result, "__notes__", ()), f"while writing {redact(outputs[number])}"])
-                    raise kind(f"{type(result).__name__}: {result} ({where}). Finished shards remain") from result
+            results = run.produce(finished, policy, fail, label="Writing", num_workers=workers)
             run.remove_old()
     policy.finish()
-    return [results[number] for number in sorted(results)]
+    return results

@@ -5,18 +5,15 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from wds_datapipes.arguments import check_integer
 from wds_datapipes.errors import EncodeError, ShardWriteError, UnsafeInputError
 from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.io.openers import local_path, redact
-from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.io.sinks import size_of
 from wds_datapipes.on_error.policy import ErrorPolicy
 from wds_datapipes.parallel.executors import failure_of, start_workers
@@ -25,7 +22,7 @@ from wds_datapipes.parallel.progress import ProgressMeter
 from wds_datapipes.prepare.shard_producer import ShardProducer, WrittenShard
 from wds_datapipes.types import ShardInfo
 from wds_datapipes.writing.journal import FinishedShard, ShardJournal
-from wds_datapipes.writing.options import WriteKeywords, WriteOptions
+from wds_datapipes.writing.options import WriteKeywords
 from wds_datapipes.writing.shard_names import NUMBER, describe_old_shards, find_old_shards, remove_old_shards
 
 LOGGER = logging.getLogger("wds_datapipes")
@@ -37,36 +34,6 @@ DETERMINISTIC_ERRORS = (*BUGS, EncodeError, ImportError, NotImplementedError, Un
 MAX_CONCURRENT_REQUESTS = 16
 #: The options that determine the content of a shard.
 IN_SHARDS = sorted(WriteKeywords.__annotations__.keys() - {"index", "storage_options"})
-
-
-class RunKeywords(WriteKeywords, total=False):
-    """The keyword arguments of `RunOptions`."""
-
-    remove_old: bool
-    input_options: Mapping[str, Any] | None
-    retries: int
-    limits: ReadLimits
-    progress: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunOptions(WriteOptions):
-    """Options of `create_shards` and `convert_shards` in addition to `WriteOptions`; both functions describe them."""
-
-    remove_old: bool = False
-    input_options: Mapping[str, Any] | None = field(default=None, repr=False)
-    retries: int = 0
-    limits: ReadLimits = DEFAULT_LIMITS
-    progress: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_integer("retries", self.retries, 0)
-
-    @property
-    def read_options(self) -> Mapping[str, Any] | None:
-        """The storage options of the input."""
-        return self.storage_options if self.input_options is None else self.input_options
 
 
 class ConvertedShard(NamedTuple):
@@ -96,7 +63,6 @@ class ShardRun:
         pattern: the pattern of the paths or URLs.
         producer: writes a shard.
         journal: the path of the journal, if any.
-        options: the options of the call.
         made_by: everything that determines the content of a shard, apart from its input and the options.
 
     Raises:
@@ -113,10 +79,10 @@ class ShardRun:
         producer: ShardProducer,
         *,
         journal: str | None,
-        options: RunOptions,
         made_by: object,
     ) -> None:
-        self._items, self._outputs, self._producer, self._options = items, outputs, producer, options
+        self._items, self._outputs, self._producer = items, outputs, producer
+        self._options = options = producer.options
         is_numbered = NUMBER.search(pattern) is not None
         self._old = find_old_shards(pattern, len(outputs), 1, options.storage_options) if is_numbered else []
         if self._old and not options.remove_old:
@@ -169,29 +135,39 @@ class ShardRun:
         self,
         finished: Mapping[int, ConvertedShard],
         policy: ErrorPolicy,
+        on_failure: Callable[[int, BaseException], object],
+        on_result: Callable[[ConvertedShard], object] | None = None,
         *,
         label: str,
         executor: Executor | None = None,
         num_workers: int | None = None,
-    ) -> Generator[tuple[int, ConvertedShard | BaseException], None, None]:
-        """Yield the finished shards; write the others and yield each, or its error if all attempts fail.
+    ) -> list[ConvertedShard]:
+        """Write the shards that are not finished, and return all that exist then, in order.
 
         Args:
             finished: the finished shards.
             policy: handles the errors of samples that workers skipped.
+            on_failure: called with the number of a shard and its error if all attempts fail; may raise it.
+            on_result: called for each shard, in any order, starting with the finished ones.
             label: the label of the progress bar.
             executor: any executor of ``concurrent.futures``; by default, processes are forked.
             num_workers: the number of workers, by default one per CPU; 0 works in this process.
         """
-        call = secrets.token_hex(8)
+        call, results = secrets.token_hex(8), dict[int, ConvertedShard]()
+
+        def add(number: int, shard: ConvertedShard) -> None:
+            results[number] = shard
+            new_samples, new_bytes = (shard.read, shard.info.bytes) if shard.is_new else (0, 0)
+            meter.add(shards=1, samples=new_samples, size=new_bytes)
+            if on_result is not None:
+                on_result(shard)
 
         def make_task(number: int, attempt: int) -> tuple[tuple[int, int], tuple[Any, ...]]:
             return (number, attempt), (self._items[number], self._outputs[number], f"{call}-{attempt}")
 
         with ProgressMeter(label, len(self._outputs), shown=self._options.progress) as meter:
             for number, shard in finished.items():
-                meter.add(shards=1)
-                yield number, shard
+                add(number, shard)
             waiting = deque(make_task(number, 1) for number in range(len(self._outputs)) if number not in finished)
             # A worker that inherited the journal would keep it locked until it exits.
             private = [] if self._journal is None else [self._journal.fileno()]
@@ -204,14 +180,16 @@ class ShardRun:
                     if failure is None:
                         result = self._finish(number, task.result(), policy)
                         if isinstance(result, ConvertedShard):
-                            meter.add(shards=1, samples=result.read, size=result.info.bytes)
-                        yield number, result
+                            add(number, result)
+                        else:
+                            on_failure(number, result)
                     elif attempt > self._options.retries or isinstance(failure, DETERMINISTIC_ERRORS):
-                        yield number, failure
+                        on_failure(number, failure)
                     else:
                         name, kind = redact(str(self._items[number])), type(failure).__name__
                         LOGGER.warning("%s could not be converted and will be retried: %s: %s", name, kind, failure)
                         waiting.append(make_task(number, attempt + 1))
+        return [results[number] for number in sorted(results)]
 
     def remove_old(self) -> None:
         """Remove surplus shards of an earlier run; call this after writing all new shards."""
