@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -221,30 +221,21 @@ class HashingWriter:
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
         self._thread = ThreadPoolExecutor(1)
-        self._hashed: Future[None] | None = None
+        self._hashed: list[Future[None]] = []
 
     def add(self, chunks: list[bytes]) -> None:
-        """Add data."""
-        self._wait()
-        self._hashed = self._thread.submit(self._update, chunks)
+        """Add data, once the data before is hashed."""
+        wait(self._hashed)
+        self._hashed = [self._thread.submit(self._hash.update, chunk) for chunk in chunks]
 
     def hexdigest(self) -> str:
         """Return the digest in hexadecimal digits and stop the thread."""
-        self._wait()
         self.close()
         return self._hash.hexdigest()
 
     def close(self) -> None:
-        """Stop the thread."""
+        """Stop the thread, once all data are hashed."""
         self._thread.shutdown()
-
-    def _wait(self) -> None:
-        if self._hashed is not None:
-            self._hashed.result()
-
-    def _update(self, chunks: list[bytes]) -> None:
-        for chunk in chunks:
-            self._hash.update(chunk)
 
 
 class TarWriter(ShardFile):
