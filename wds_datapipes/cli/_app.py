@@ -117,8 +117,8 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run a command and return its exit code.
 
-    Expected errors are those of this package, Ctrl-C, and those of standard output, such as a pipe that ``| head`` has
-    closed. All other exceptions are bugs and keep their traceback.
+    Expected errors are those of this package, and those of standard output, such as a pipe that ``| head`` has closed.
+    All other exceptions are bugs and keep their traceback.
     """
     try:
         with warnings.catch_warnings():
@@ -133,9 +133,6 @@ def run(arguments: Sequence[str]) -> int:
             message = message.replace(word, redact(word))
         print_line(f"Error: {on_one_line(message)}")
         return WRONG_USE if isinstance(error, USER_ERRORS) else FAULT_FOUND
-    except KeyboardInterrupt:
-        print_line("Interrupted")
-        return INTERRUPTED
     except OSError as error:
         if error.filename is not None or error.errno not in OUTPUT_ERRORS:
             raise

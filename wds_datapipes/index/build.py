@@ -116,11 +116,9 @@ def index_members(
     shard.local_path = ""  # so that a field named __local_path__ is left out of every shard
     grouping = SampleGrouping(
         key_rule=options.key_rule,
-        fields=None,
         lowercase=options.lowercase,
         on_duplicate=options.on_duplicate,
         on_repeated_key=on_repeated_key,
-        on_error="raise",
         on_fault=on_fault,
         remembered_keys=sys.maxsize,  # the index contains all keys anyway, and each repeated one is reported
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, get_type_hints
+from typing import Any, NamedTuple, TypeAlias, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +14,6 @@ import numpy.typing as npt
 from wds_datapipes.errors import CorruptSidecarError, UnsupportedSidecarError
 from wds_datapipes.samples.keys import KeyRule, first_dot, last_dot
 from wds_datapipes.tar.headers import BLOCK, NAME_BYTES
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 
 Columns: TypeAlias = Mapping[str, "npt.NDArray[Any]"]
 
@@ -66,7 +62,7 @@ class ShardFacts:
     on_duplicate: str = "raise"
 
     @classmethod
-    def from_json(cls, found: object) -> Self:
+    def from_json(cls, found: object) -> ShardFacts:
         """Create facts from JSON and check them.
 
         Raises:

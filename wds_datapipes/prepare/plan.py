@@ -197,14 +197,10 @@ def _repeated_keys(
     specs: SpecFile, hashes: np.ndarray[tuple[int], np.dtype[np.int64]], bad: Iterable[int]
 ) -> Iterator[tuple[int, SampleSourceError]]:
     """Yield the samples with the key of an earlier sample."""
-    good = np.ones(len(hashes), bool)
-    good[list(bad)] = False
-    numbers = np.flatnonzero(good)
-    numbers = numbers[np.argsort(hashes[numbers], kind="stable")]
-    same = hashes[numbers][1:] == hashes[numbers][:-1]
-    suspects = np.unique(np.concatenate([numbers[:-1][same], numbers[1:][same]]))
+    good = np.delete(np.arange(len(hashes)), list(bad))
+    _, kind, counts = np.unique(hashes[good], return_inverse=True, return_counts=True)
     first: dict[str, str] = {}
-    for number in suspects.tolist():
+    for number in good[counts[kind] > 1].tolist():
         key, _, location = specs.read(number)
         if key in first:
             message = f"Both {first[key]} and {location} have the key {key!r}, and samples with the same key would"

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from wds_datapipes.errors import SampleSourceError, ShardError
 from wds_datapipes.io.openers import open_url, redact, split_scheme
@@ -63,11 +63,8 @@ def make_spec(key: str, fields: Iterable[tuple[str, Part]], location: str, descr
     return SampleSpec(key, parts, location)
 
 
-class Source(Protocol):
-    """Samples to write, in order."""
-
-    def __iter__(self) -> Iterator[SampleSpec | Exception]:
-        """Yield the spec of each sample, or an error for a sample without a valid spec."""
+Source: TypeAlias = Iterable[SampleSpec | Exception]
+"""The samples to write, in order: the spec of each, or an error for a sample without a valid spec."""
 
 
 class MeasuredSample(NamedTuple):

@@ -22,7 +22,6 @@ from wds_datapipes.shard_cache.store import CacheFolder, CacheFullError, Downloa
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-
 #: Standard input cannot be read twice, so it is never cached.
 STANDARD_INPUT = "-"
 
@@ -39,17 +38,15 @@ class CachedShard(OpeningURL):
     _folder: CacheFolder
     _size: int | None
     _sha256: str | None
-    _following: Sequence[CachedShard]
-    _prefetcher: CopyPrefetch | None
-    _prefetched: Future[BinaryIO | None] | None
+    _following: Sequence[CachedShard] = ()
+    _prefetcher: CopyPrefetch | None = None
+    _prefetched: Future[BinaryIO | None] | None = None
 
     def __new__(cls, url: str, folder: CacheFolder, size: int | None = None, sha256: str | None = None) -> Self:
         """Make a URL that opens its copy in ``folder``."""
         self = super().__new__(cls, url)
         self.local_path = str(folder.entry(url).path)
         self._folder, self._size, self._sha256 = folder, size, sha256
-        self._following, self._prefetcher = (), None
-        self._prefetched = None
         return self
 
     def __reduce__(self) -> tuple[type[CachedShard], tuple[Any, ...]]:

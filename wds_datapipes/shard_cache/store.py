@@ -9,6 +9,7 @@ import io
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -413,7 +414,7 @@ def _check_complete(request: DownloadRequest, copy: io.FileIO, size: int) -> Non
         CorruptShardError, UnsupportedMemberError, ReadLimitError, MissingDependencyError
     ):  # the reader reports these
         try:
-            ShardScan(f"/proc/self/fd/{copy.fileno()}", ignore_zeros=True).finish()
+            deque(ShardScan(f"/proc/self/fd/{copy.fileno()}", ignore_zeros=True), maxlen=0)  # reads all headers
         except TruncatedShardError:
             raise TruncatedShardError(
                 f"The {size} bytes received of {request.name} are not a complete archive, and its store does not "

@@ -63,11 +63,6 @@ class ShardScan:
         self._digest, self._storage_options = digest, storage_options
         self._options: dict[str, Any] = {"ignore_zeros": ignore_zeros, "end_marker": end_marker, "limits": limits}
 
-    def finish(self) -> None:
-        """Read all headers."""
-        for _ in self:
-            pass
-
     def __iter__(self) -> Generator[MemberTuple, None, None]:
         url, archive = self.shard.url, redact(self.shard.url)
         before = file_facts(url, storage_options=self._storage_options)

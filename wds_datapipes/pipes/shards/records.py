@@ -97,21 +97,8 @@ class RecordLoader(PositionedSamples, ShardReadingStage[Sample]):
     ) -> None:
         super().__init__()
         check_fields(fields)
-        names = None if fields is None else tuple(fields)
-        options = RecordOptions(
-            format=format,
-            key=key,
-            fields=names,
-            on_error=on_error,
-            storage_options=storage_options,
-            timeout_s=timeout_s,
-            retries=retries,
-            read_ahead=read_ahead,
-            open_shards=open_shards,
-            limits=limits,
-            allow_local_files=allow_local_files,
-        )
-        self._store(source, options)
+        fields = None if fields is None else tuple(fields)
+        self._store(source, RecordOptions, locals())
 
     @property
     def shard_reader(self) -> ShardReadingStage[Any]:
