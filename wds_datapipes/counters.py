@@ -123,9 +123,7 @@ class Counters:
 
 def sum_skipped(parts: Iterable[Skipped]) -> Skipped:
     """Return the sum of the items skipped by several processes or stages."""
-    counts: Counter[str] = Counter()
-    latest: list[SkippedItem] = []
+    total = Counters()
     for part in parts:
-        counts.update(part.counts)
-        latest += part.latest
-    return Skipped(dict(counts), tuple(latest))
+        total.add_skipped(part)
+    return total.skipped()

@@ -248,7 +248,7 @@ class TestASecondSplit:
     @pytest.fixture
     def data(self, urls: str) -> Any:
         data = StatefulShards(samples(ShardList(urls).sharding_filter()))
-        data._epochs.ranks = 2  # as after init_process_group
+        data.epochs.ranks = 2  # as after init_process_group
         return data
 
     def test_a_wrapper_that_splits_is_refused(self, data: Any) -> None:
@@ -261,5 +261,5 @@ class TestASecondSplit:
             exec("data.set_epoch(0)", names)
 
     def test_a_single_rank_may_use_any_wrapper(self, data: Any) -> None:
-        data._epochs.ranks = 1
+        data.epochs.ranks = 1
         assert len(list(IterableDatasetShard(data))) == 10

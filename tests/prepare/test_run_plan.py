@@ -14,8 +14,7 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from wds_datapipes import IndexedSamples
 from wds_datapipes.index import AccessOptions, EpochOptions, Manifest, build_indexes
 from wds_datapipes.index.manifest import ManifestEntry
-from wds_datapipes.prepare.planned_cache import PlannedCache
-from wds_datapipes.prepare.run_plan import RunPlan, RunShape, plan_run
+from wds_datapipes.prepare.run_plan import PlannedCache, RunPlan, RunShape, plan_run
 from wds_datapipes.seeds import derived_seed
 from wds_datapipes.testing import build_shard
 

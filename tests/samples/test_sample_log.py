@@ -17,7 +17,7 @@ from wds_datapipes.shards.position import ItemCounter
 
 
 def logged(items: Any, to: Any = "stdout", **options: Any) -> Iterator[Any]:
-    settings = {"first": 3, "every": None, "name": "log", "width": 40, "positions": None, "rank": 1, "worker": 2}
+    settings = {"first": 3, "every": None, "positions": None, "rank": 1, "worker": 2}
     return log_samples(items, to, counter=ItemCounter(), **{**settings, **options})
 
 
@@ -38,7 +38,7 @@ def test_which_samples_are_shown(
     passed = list(logged(items, first=first, every=every))
     assert all(one is other for one, other in zip(passed, items, strict=True)), "they pass through unchanged"
     titles = [line for line in capsys.readouterr().out.splitlines() if not line.startswith(" ")]
-    assert titles == [f"log: item {number} of worker 2, rank 1" for number in shown]
+    assert titles == [f"log_samples: item {number} of worker 2, rank 1" for number in shown]
 
 
 def test_a_record_of_a_sample(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
@@ -47,7 +47,7 @@ def test_a_record_of_a_sample(capsys: pytest.CaptureFixture[str], caplog: pytest
     list(logged(items, "stderr"))
     text = capsys.readouterr().err
     assert "    jpg: bytes of 3: b'abc'\n" in text
-    assert f"    [0]: str of 1,000,000: '{'é' * 36}...\n" in text
+    assert f"    [0]: str of 1,000,000: '{'é' * 56}...\n" in text
     assert "    [1]: ndarray uint8 (10, 20, 3)\n" in text
     assert "    [2]: Tensor torch.float32 (3,)\n" in text
     assert "    [3]: Hostile, which cannot be shown: RuntimeError\n" in text

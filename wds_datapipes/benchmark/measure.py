@@ -100,7 +100,7 @@ class ShardBenchmark:
     sample_bytes: float = 0.0
     stages: dict[str, float] = field(default_factory=dict)
     deliveries: list[Delivery] = field(default_factory=list)
-    skipped: Skipped = field(default_factory=lambda: sum_skipped(()))
+    skipped: Skipped = field(default_factory=Skipped)
 
     @property
     def shares(self) -> dict[str, float]:

@@ -5,12 +5,12 @@ from wds_datapipes.pipes.samples.buffering import SamplePacker as SamplePacker
 from wds_datapipes.pipes.samples.buffering import SampleShuffler as SampleShuffler
 from wds_datapipes.pipes.samples.buffering import SampleUnbatcher as SampleUnbatcher
 from wds_datapipes.pipes.samples.caching import SampleCacher as SampleCacher
+from wds_datapipes.pipes.samples.counting import EpochSetter as EpochSetter
+from wds_datapipes.pipes.samples.counting import LengthSetter as LengthSetter
 from wds_datapipes.pipes.samples.counting import NonEmptyChecker as NonEmptyChecker
 from wds_datapipes.pipes.samples.counting import SampleLogger as SampleLogger
 from wds_datapipes.pipes.samples.counting import SampleRsampler as SampleRsampler
 from wds_datapipes.pipes.samples.counting import SampleSlicer as SampleSlicer
-from wds_datapipes.pipes.samples.epochs import EpochSetter as EpochSetter
-from wds_datapipes.pipes.samples.epochs import LengthSetter as LengthSetter
 from wds_datapipes.pipes.samples.field_codecs import BatchDecoder as BatchDecoder
 from wds_datapipes.pipes.samples.field_codecs import SampleDecoder as SampleDecoder
 from wds_datapipes.pipes.samples.field_codecs import SampleEncoder as SampleEncoder
@@ -20,6 +20,7 @@ from wds_datapipes.pipes.samples.fields import FieldSelector as FieldSelector
 from wds_datapipes.pipes.samples.fields import KeyExtractor as KeyExtractor
 from wds_datapipes.pipes.samples.fields import KeyRenamer as KeyRenamer
 from wds_datapipes.pipes.samples.fields import TupleMaker as TupleMaker
+from wds_datapipes.pipes.samples.grouping import RecordLoader as RecordLoader
 from wds_datapipes.pipes.samples.grouping import SampleGrouper as SampleGrouper
 from wds_datapipes.pipes.samples.mapping import DictMapper as DictMapper
 from wds_datapipes.pipes.samples.mapping import MockSamples as MockSamples
@@ -29,7 +30,6 @@ from wds_datapipes.pipes.samples.mapping import StreamComposer as StreamComposer
 from wds_datapipes.pipes.samples.mapping import TupleMapper as TupleMapper
 from wds_datapipes.pipes.samples.mixing import SampleMixer as SampleMixer
 from wds_datapipes.pipes.shards.loading import ShardLoader as ShardLoader
-from wds_datapipes.pipes.shards.records import RecordLoader as RecordLoader
 from wds_datapipes.pipes.shards.shard_cache import ShardCacher as ShardCacher
 from wds_datapipes.pipes.shards.shard_list import DatasetSpec as DatasetSpec
 from wds_datapipes.pipes.shards.shard_list import DirectoryShards as DirectoryShards

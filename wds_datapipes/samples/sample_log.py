@@ -31,8 +31,6 @@ def log_samples(
     *,
     first: int,
     every: int | None,
-    name: str,
-    width: int,
     positions: Path | None,
     rank: int,
     worker: int,
@@ -54,7 +52,7 @@ def log_samples(
                     raise not_a_sample_error("log_samples(positions=)", item)
                 log.append(item["__url__"], position().start)
             if index < first or (every is not None and (index + 1) % every == 0):
-                _log_item(target, f"{name}: item {index} of worker {worker}, rank {rank}", item, width)
+                _log_item(target, f"log_samples: item {index} of worker {worker}, rank {rank}", item)
             yield item
 
 
@@ -76,17 +74,17 @@ def describe(value: object, width: int = 60) -> str:
         return f"{kind}, which cannot be shown: {type(error).__name__}"
 
 
-def _log_item(target: LogTarget, title: str, item: object, width: int) -> None:
+def _log_item(target: LogTarget, title: str, item: object) -> None:
     if isinstance(target, logging.Logger) and not target.isEnabledFor(logging.INFO):
         return
     lines = [title]
     if isinstance(item, dict):
         shown = {**item, "__url__": redact(str(item["__url__"]))} if "__url__" in item else item
-        lines += [f"    {field!s:.60}: {describe(value, width)}" for field, value in shown.items()]
+        lines += [f"    {field!s:.60}: {describe(value)}" for field, value in shown.items()]
     elif isinstance(item, list | tuple):
-        lines += [f"    [{index}]: {describe(value, width)}" for index, value in enumerate(item[:20])]
+        lines += [f"    [{index}]: {describe(value)}" for index, value in enumerate(item[:20])]
     else:
-        lines.append(f"    {describe(item, width)}")
+        lines.append(f"    {describe(item)}")
     text = "\n".join(lines)
     if isinstance(target, logging.Logger):
         target.info("%s", text)

@@ -102,7 +102,7 @@ class StatefulShards(IterableDataset[Any]):
         self._phases = begin_run(pipe)
         self._is_alike = not difference_of_ranks(pipe)
         self._shared = SharedEpochs()
-        self._epochs = Epochs(pipe, seed, self._shared, self._group, replay_reason(pipe))
+        self.epochs = Epochs(pipe, seed, self._shared, self._group, replay_reason(pipe))
         self._tracked: TrackedEpoch | None = None
         self._is_checked = False
         self._knows_ranks = distributed is not None
@@ -144,11 +144,11 @@ class StatefulShards(IterableDataset[Any]):
         self._check_split(max(loader.num_workers, 1))
         if not loader.num_workers:
             for batch in loader:
-                self._epochs.is_over = self._epochs.is_drained = False  # the loop is not over, but the pipeline may be
+                self.epochs.is_over = self.epochs.is_drained = False  # the loop is not over, but the pipeline may be
                 yield batch
-            self._epochs.is_over, self._epochs.is_drained = True, False
+            self.epochs.is_over, self.epochs.is_drained = True, False
             return
-        self._epochs.is_tracked = True
+        self.epochs.is_tracked = True
         self._shared.set(is_tracked=True)
         iterator, tracked = None, None
         try:
@@ -166,12 +166,12 @@ class StatefulShards(IterableDataset[Any]):
                     yield recorded.batch
             tracked.end(self._shared.read(0))
         finally:
-            if self._epochs.spans_epochs and not (tracked is not None and tracked.is_over and tracked.is_in_order):
+            if self.epochs.spans_epochs and not (tracked is not None and tracked.is_over and tracked.is_in_order):
                 # Start new workers: persistent ones are past the position of the loop, or hold other workers' streams.
                 loader._iterator = None
             # Workers that are still starting belong to this loop and must end before the loop is recorded as over.
             iterator = None
-            self._epochs.is_tracked = False
+            self.epochs.is_tracked = False
             self._shared.set(is_tracked=False)
 
     def state_dict(self) -> dict[str, str]:
@@ -181,7 +181,7 @@ class StatefulShards(IterableDataset[Any]):
             StateError: worker processes read the data, but the loop is not ``tracked``.
         """
         if (
-            self._epochs.spans_epochs
+            self.epochs.spans_epochs
             and get_worker_info() is not None
             and not self._shared.read(own_worker().worker_id).loaded
         ):
@@ -208,12 +208,12 @@ class StatefulShards(IterableDataset[Any]):
                 ranks, or the pipeline cannot be resharded.
         """
         loaded, info = checkpoints_in(state), get_worker_info()
-        identity = None if info is None else self._epochs.identity(info.num_workers)
+        identity = None if info is None else self.epochs.identity(info.num_workers)
         loaded = self.adopt(loaded, amend=amend)
         for checkpoint in loaded:
             checkpoint.check_run(self._seeds, identity)
         if identity is None:
-            self.check_ranks(loaded)
+            check_ranks(loaded, self.epochs.rank, self.epochs.ranks, self.pipe)
         if info is None:
             loaded = without_ended_epoch(loaded)
         if not all(checkpoint.is_over for checkpoint in loaded):  # then it counts as over on no rank
@@ -226,7 +226,7 @@ class StatefulShards(IterableDataset[Any]):
         Raises:
             StateError: they belong to another pipeline.
         """
-        adopted = adopt(loaded, self.pipe, self._stages, self._epochs.ranks, amend=amend)
+        adopted = adopt(loaded, self.pipe, self._stages, self.epochs.ranks, amend=amend)
         phases = adopted[0].phases
         if get_worker_info() is None or len(phases) > len(self._phases):  # the main process has all workers' states
             self._phases = phases or self._phases
@@ -239,22 +239,6 @@ class StatefulShards(IterableDataset[Any]):
         """
         self._resume_from([checkpoint.ended() for checkpoint in self._checkpoints()])
 
-    def check_ranks(self, loaded: Sequence[Checkpoint]) -> None:
-        """Check that this rank can resume from the loaded checkpoints.
-
-        Raises:
-            StateError: it cannot.
-        """
-        check_ranks(loaded, self._epochs.rank, self._epochs.ranks, self.pipe)
-
-    def recorded(self, batch: Any) -> Any:
-        """Return a batch; a worker of a tracked loop adds its position after the batch."""
-        return self._epochs.recorded(batch)
-
-    def record_end(self, *batch: Any) -> Any:
-        """Return the last batch of a worker, if any, with the position at which its epoch ended."""
-        return self._epochs.record_end(*batch)
-
     def __len__(self) -> int:
         """Return the number of items of an epoch on this rank, as set by ``with_epoch(n)`` or ``with_length(n)``.
 
@@ -266,7 +250,7 @@ class StatefulShards(IterableDataset[Any]):
             TypeError: the length of the pipeline is unknown.
         """
         try:
-            return len(self._epochs.part_of_rank())
+            return len(self.epochs.part_of_rank())
         except TypeError as error:
             raise unknown_length_error(error) from None
 
@@ -276,7 +260,7 @@ class StatefulShards(IterableDataset[Any]):
         info = get_worker_info()
         if info is None or info.id == 0:
             self._check_split(1 if info is None else info.num_workers)
-        return iter(self._epochs)
+        return iter(self.epochs)
 
     def _check_split(self, workers: int) -> None:
         """Warn once if several workers or ranks read the same data.
@@ -287,7 +271,7 @@ class StatefulShards(IterableDataset[Any]):
         Raises:
             RuntimeError: the dataset was created before the ranks were known.
         """
-        if not self._knows_ranks and ranks_of_run() > self._epochs.ranks:
+        if not self._knows_ranks and ranks_of_run() > self.epochs.ranks:
             raise RuntimeError(
                 f"There are {ranks_of_run()} ranks, but this StatefulShards was created before init_process_group was "
                 "called, so each rank would read all of the data. Create it after that call"
@@ -296,7 +280,7 @@ class StatefulShards(IterableDataset[Any]):
         if self._agreement is not None and (get_worker_info() is None or not self._shared.loop.is_tracked):
             self._agreement.compare(facts_of(self.pipe, self._group, workers=workers))
         advice = "" if self._knows_ranks else advice_for_torchrun()
-        advice = advice or advice_for_split(self.pipe, workers=workers, ranks=self._epochs.ranks, knows_workers=True)
+        advice = advice or advice_for_split(self.pipe, workers=workers, ranks=self.epochs.ranks, knows_workers=True)
         if advice and not is_checked:
             warn_user(advice)
 
@@ -308,9 +292,9 @@ class StatefulShards(IterableDataset[Any]):
         """
         info, row = get_worker_info(), self._shared.read(own_worker().worker_id)
         if row.loaded:
-            return self._epochs.loaded
+            return self.epochs.loaded
         if info is not None:
-            return [self._saved(row, workers=info.num_workers, parts=[self._epochs.part], worker=self._epochs.number)]
+            return [self._saved(row, workers=info.num_workers, parts=[self.epochs.part], worker=self.epochs.number)]
         tracked = self._tracked
         if tracked is not None and tracked.row == self._shared.read(tracked.process):
             parts = tracked.states()
@@ -321,12 +305,12 @@ class StatefulShards(IterableDataset[Any]):
                 "The positions of the worker processes are unknown. Loop over data.tracked(loader), call "
                 "StatefulDataLoader.state_dict(), or use DataLoader2 with ShardReadingService"
             )
-        facts = {"is_over": self._epochs.is_over, "is_drained": self._epochs.is_drained}
-        return [self._saved(row, **facts, parts=[self._epochs.part])]
+        facts = {"is_over": self.epochs.is_over, "is_drained": self.epochs.is_drained}
+        return [self._saved(row, **facts, parts=[self.epochs.part])]
 
     def _saved(self, row: WorkerRow, **facts: Any) -> Checkpoint:
         """Return the position of the loop in the epoch of a row; before the first epoch, it is the end of epoch -1."""
-        begun, epochs = row.epoch > 0, self._epochs
+        begun, epochs = row.epoch > 0, self.epochs
         saved = Checkpoint(
             stages=self._stages,
             seed=row.seed if begun else self.seed,
@@ -348,7 +332,7 @@ class StatefulShards(IterableDataset[Any]):
         self._tracked = None
         last = loaded[0]
         begun = shared.begun if info is None else shared.read(info.id).begun
-        row = WorkerRow(begun=begun, loaded=self._epochs.load(loaded))
+        row = WorkerRow(begun=begun, loaded=self.epochs.load(loaded))
         if last.next is not None:
             row = row._replace(epoch=last.epoch + 1, seed=last.seed, first=last.first, next=last.next)
         shared.write(row, None if info is None else info.id)
@@ -359,18 +343,18 @@ class StatefulShards(IterableDataset[Any]):
     @property
     def _has_other_ranks(self) -> bool:
         """Whether there are other ranks, whether or not they share the data."""
-        return max(self._epochs.ranks, self._ranks_of_run) > 1
+        return max(self.epochs.ranks, self._ranks_of_run) > 1
 
     @property
     def _seeds(self) -> list[int]:
         """The possible seeds of the first epoch: the actual one, and that of a run with (or without) several ranks."""
         # Ranks draw the first seed from the given one, and the state may come from a run with several ranks.
         seeds = [self.seed, SeedGenerator(self.seed).generate_shared_seed()]
-        return seeds[::-1] if self._epochs.distributed else seeds
+        return seeds[::-1] if self.epochs.distributed else seeds
 
     def _tracking(self, loader: DataLoader[Any]) -> TrackedEpoch:
         """Return an object that tracks the next epoch of a loader."""
-        epochs, last, row = self._epochs, self._tracked, self._shared.read(0)
+        epochs, last, row = self.epochs, self._tracked, self._shared.read(0)
         turn, parts = 0, [WorkerState()] * loader.num_workers
         epochs.before = None
         if row.loaded:
@@ -431,7 +415,7 @@ def load_ended_epoch(data: Any, state: Mapping[str, Any]) -> bool:
     if not state or not isinstance(data, StatefulShards):
         return False
     state = {**state, "_steps_since_snapshot": 0}  # the loader itself repeats these steps
-    data.check_ranks(data.adopt(checkpoints_in(state)))
+    check_ranks(data.adopt(checkpoints_in(state)), data.epochs.rank, data.epochs.ranks, data.pipe)
     if not resumes_after_last_step():
         return False
     data.load_state_dict(state)

@@ -51,14 +51,14 @@ class BatchRecorder:
         info = get_worker_info()
         if info is None:
             return self._collate(items)
-        data = cast("Any", info.dataset)
+        epochs = cast("Any", info.dataset).epochs
         if not self._is_batched:
-            return data.recorded(self._collate(items)) if items is not END else data.record_end()
+            return epochs.recorded(self._collate(items)) if items is not END else epochs.record_end()
         found = [item for item in items if item is not END]
         if len(found) == len(items):
-            return data.recorded(self._collate(items))
+            return epochs.recorded(self._collate(items))
         # torch has requested a full batch, and does not drop an incomplete one itself.
-        return data.record_end(*([self._collate(found)] if len(found) >= self._least else ()))
+        return epochs.record_end(*([self._collate(found)] if len(found) >= self._least else ()))
 
 
 def begin_recording(loader: DataLoader[Any]) -> Iterator[Any]:

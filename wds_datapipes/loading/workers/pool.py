@@ -19,8 +19,13 @@ from wds_datapipes.loading.transport.protocol import new_channel
 from wds_datapipes.loading.transport.receiver import Receiver
 from wds_datapipes.loading.workers.connection import WorkerConnection
 from wds_datapipes.loading.workers.loop_items import LoopItems, Pipe
-from wds_datapipes.loading.workers.parent_watch import ParentWatch, run_watched
-from wds_datapipes.loading.workers.shutdown import close_process, disown_process, end_processes
+from wds_datapipes.loading.workers.shutdown import (
+    ParentWatch,
+    close_process,
+    disown_process,
+    end_processes,
+    run_watched,
+)
 from wds_datapipes.loading.workers.worker import Payload, WorkerJob, run_worker
 from wds_datapipes.pipes.stage import iterated_by_loader
 
