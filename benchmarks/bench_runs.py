@@ -25,9 +25,9 @@ from rich.table import Table
 
 from wds_datapipes import IndexedSamples, StatefulShards
 from wds_datapipes.index import EpochOptions, Manifest, build_indexes
-from wds_datapipes.index.manifest import ManifestEntry
 from wds_datapipes.index.order.sample_order import Order
 from wds_datapipes.runs.steps import RunSteps
+from wds_datapipes.types import ShardInfo
 
 SHARDS, SAMPLES, STEP, GLOBAL_BATCH = 10**6, 10**4, 1_234_567, 4096
 #: The orders of the large dataset, and their lanes.
@@ -37,7 +37,7 @@ BATCH, PHASES, EPOCH_SCALE = 64, 100, 10
 
 def explain_steps(order: Order, lanes: int, shards: int, rounds: int) -> list[tuple[float, float]]:
     """Return the processor time of explaining a step, in seconds, and the growth of memory, in MB, for each round."""
-    manifest = Manifest(ManifestEntry(f"s3://data/{n:07}.tar", samples=SAMPLES, bytes=10**9) for n in range(shards))
+    manifest = Manifest(ShardInfo(f"s3://data/{n:07}.tar", samples=SAMPLES, bytes=10**9) for n in range(shards))
 
     def build() -> Any:
         return IndexedSamples(manifest, order=order, lanes=lanes, global_batch_size=GLOBAL_BATCH).batch(GLOBAL_BATCH)

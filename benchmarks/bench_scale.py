@@ -39,7 +39,6 @@ from torchdata.dataloader2 import DataLoader2
 from wds_datapipes import IndexedSamples, ShardList, ShardReadingService, register_opener
 from wds_datapipes.counters import Counters
 from wds_datapipes.index import AccessOptions, Manifest, build_index, read_manifest, write_index, write_manifest
-from wds_datapipes.index.manifest import ManifestEntry
 from wds_datapipes.index.order.batch_share import BatchShare
 from wds_datapipes.index.order.lanes import Lanes
 from wds_datapipes.index.order.permutation import Numbers
@@ -47,6 +46,7 @@ from wds_datapipes.index.order.sample_order import EpochOrder, LaneOrder, Length
 from wds_datapipes.io.openers import open_url
 from wds_datapipes.pipes.state.shard_order import guard_listings
 from wds_datapipes.testing import build_shard
+from wds_datapipes.types import ShardInfo
 
 HOSTS, RANKS, WORKERS, BATCH = 64, 512, 8, 32_768
 SHARDS, SAMPLES, MANY = 20_000, 5000, 10**6
@@ -149,7 +149,7 @@ def urls_of(count: int) -> str:
 
 
 def write_manifest_of(count: int, path: str) -> None:
-    write_manifest(Manifest(ManifestEntry(url, SAMPLES, 10**9) for url in ShardList(urls_of(count))), path)
+    write_manifest(Manifest(ShardInfo(url, SAMPLES, 10**9) for url in ShardList(urls_of(count))), path)
 
 
 def cost_of_listing(count: int) -> tuple[float, float]:
@@ -345,7 +345,7 @@ def write_dataset(folder: Path, shards: int, address: str) -> None:
         build_shard(path, [{"__key__": f"{number}-{n}", "cls": "1"} for n in range(4)])
         index = build_index(url, storage_options=store_options(address))
         write_index(index, f"{path}.wdsidx")
-        entries.append(ManifestEntry(url, len(index), path.stat().st_size))
+        entries.append(ShardInfo(url, len(index), path.stat().st_size))
     write_manifest(Manifest(entries), folder / "manifest.json")
 
 

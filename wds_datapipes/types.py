@@ -63,19 +63,19 @@ MemberTuple: TypeAlias = tuple[Shard | str, str, bytes, int]
 
 
 class ShardInfo(NamedTuple):
-    """A shard that was written completely.
+    """A shard: one that was written completely, or an entry of a manifest.
 
     Attributes:
         url: its path or URL, or "" if it was written to a stream.
         samples: the number of samples.
-        bytes: its size in bytes, after compression.
-        sha256: its SHA-256, in hexadecimal digits; "" if it was not computed.
+        bytes: its size in bytes, after compression; 0 if unknown.
+        sha256: its SHA-256, in hexadecimal digits; "" if unknown.
     """
 
     url: str
     samples: int
     bytes: int
-    sha256: str
+    sha256: str = ""
 
 
 class Opener(Protocol):

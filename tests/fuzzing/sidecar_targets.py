@@ -20,7 +20,7 @@ from wds_datapipes.errors import CorruptSidecarError, SidecarError, StateError
 from wds_datapipes.index.build import build_index, check_index
 from wds_datapipes.index.file_format import HEAD, MAGIC, index_bytes, parse_index
 from wds_datapipes.index.interop import read_wids_index
-from wds_datapipes.index.manifest import Manifest, ManifestEntry, read_manifest, write_manifest
+from wds_datapipes.index.manifest import Manifest, read_manifest, write_manifest
 from wds_datapipes.on_error.policy import read_quarantine
 from wds_datapipes.shard_cache.entry import CopyFacts, Entry
 from wds_datapipes.shards.mixture_spec import read_mixture
@@ -96,7 +96,7 @@ def read_shard_lists(data: bytes) -> None:
 
 
 def manifest_seeds() -> list[bytes]:
-    entries = [ManifestEntry(f"{scratch()}/{number}.tar", number, 512, "ab" * 32) for number in (0, 3)]
+    entries = [ShardInfo(f"{scratch()}/{number}.tar", number, 512, "ab" * 32) for number in (0, 3)]
     write_manifest(Manifest(entries), scratch() / "m.json")
     return [(scratch() / "m.json").read_bytes(), b"{}", b"[]"]
 

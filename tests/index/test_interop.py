@@ -26,8 +26,8 @@ from wds_datapipes.index import (
     write_wids_index,
 )
 from wds_datapipes.index.interop import dali_index_url
-from wds_datapipes.index.manifest import ManifestEntry
 from wds_datapipes.testing import build_shard
+from wds_datapipes.types import ShardInfo
 
 #: Keys for which GNU tar and PAX archives have extra headers.
 LONG = [f"{'d' * 60}/{'k' * 70}{number}" for number in range(3)]
@@ -170,7 +170,7 @@ def test_an_index_of_wids_that_refers_to_others(tmp_path: Path) -> None:
 def test_a_wrong_count_of_wids_is_noticed_when_the_shard_is_opened(plain: str) -> None:
     place = Path(plain).with_name("index.json")
     build_indexes([plain], num_workers=0)
-    write_wids_index(Manifest([ManifestEntry(plain, 4, 0)]), place)
+    write_wids_index(Manifest([ShardInfo(plain, 4, 0)]), place)
     with pytest.raises(ChangedShardError, match=r"x\.tar\.wdsidx has 3 samples, and the dataset was opened with 4"):
         list(IndexedSamples(read_wids_index(place)))
 
@@ -196,6 +196,6 @@ def test_a_file_that_is_not_an_index_of_wids_is_refused(plain: str, facts: Any) 
 
 def test_a_shard_of_unknown_size_is_cached(plain: str, tmp_path: Path) -> None:
     url = f"pipe:cat {plain}"
-    manifest = Manifest([ManifestEntry(url, 3, 0)])
+    manifest = Manifest([ShardInfo(url, 3, 0)])
     pipe = ShardList([url]).cache_wds_shards(tmp_path / "cache", manifest=manifest)
     assert len(list(pipe.load_wds_shards().group_samples())) == 3

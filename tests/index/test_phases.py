@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from wds_datapipes import IndexedSamples
 from wds_datapipes.index import EpochOptions, Manifest
-from wds_datapipes.index.manifest import ManifestEntry
 from wds_datapipes.index.order.batch_share import WHOLE_EPOCH
 from wds_datapipes.index.order.phases import check_schedule
+from wds_datapipes.types import ShardInfo
 
 NAMES = ("a", "b", "c")
 WEIGHTS = st.fixed_dictionaries({name: st.integers(0, 5) for name in NAMES}).filter(lambda each: any(each.values()))
@@ -31,7 +31,7 @@ Drawn = tuple[str, int, int]
 
 
 def manifest(name: str, sizes: list[int]) -> Manifest:
-    return Manifest(ManifestEntry(f"{name}{n}.tar", samples=size, bytes=0) for n, size in enumerate(sizes))
+    return Manifest(ShardInfo(f"{name}{n}.tar", samples=size, bytes=0) for n, size in enumerate(sizes))
 
 
 def steps_of(pipe: IndexedSamples, epochs: int) -> list[list[Drawn]]:

@@ -13,16 +13,16 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
 from wds_datapipes import IndexedSamples
 from wds_datapipes.index import AccessOptions, EpochOptions, Manifest, build_indexes
-from wds_datapipes.index.manifest import ManifestEntry
 from wds_datapipes.prepare.run_plan import PlannedCache, RunPlan, RunShape, plan_run
 from wds_datapipes.seeds import derived_seed
 from wds_datapipes.testing import build_shard
+from wds_datapipes.writing import ShardInfo
 
 FLEET: dict[str, Any] = {"hosts": 64, "global_batch_size": 512 * 8}
 
 
 def manifest_of(counts: list[int], size: int = 10**8) -> Manifest:
-    return Manifest([ManifestEntry(f"{number}.tar", count, size) for number, count in enumerate(counts)])
+    return Manifest([ShardInfo(f"{number}.tar", count, size) for number, count in enumerate(counts)])
 
 
 LARGE = manifest_of([500] * 2000)

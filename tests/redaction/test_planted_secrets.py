@@ -36,12 +36,12 @@ from wds_datapipes import (
     verify_shards,
 )
 from wds_datapipes.index import AccessOptions
-from wds_datapipes.index.manifest import ManifestEntry
 from wds_datapipes.io.openers import open_parts, open_url
 from wds_datapipes.loading.report import count_skipped
 from wds_datapipes.prepare.sample_spec import SampleSpec, UrlPart
 from wds_datapipes.prepare.shell_command import SampleCommand
 from wds_datapipes.testing import build_shard
+from wds_datapipes.types import ShardInfo
 
 SECRET = "Zq7x+y/z=='s 7qZ"
 QUOTED = "'Zq7x+y/z=='\\''s 7qZ'"
@@ -185,7 +185,7 @@ def index_it(url: str, folder: Path) -> Iterator[object]:
     """Call each function for indexes with the secret in each parameter that may contain it."""
     good = build_shard("a.tar", [{"__key__": "a", "txt": "x"}, {"__key__": "b", "txt": "x"}])
     built = index.build_index(good)
-    entry = ManifestEntry(url, 2, 1024, "0" * 64)
+    entry = ShardInfo(url, 2, 1024, "0" * 64)
     manifest = index.Manifest((entry,))
     path = str(folder / "other")
     harmless: dict[str, Any] = {

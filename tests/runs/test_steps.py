@@ -18,10 +18,10 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from wds_datapipes import IndexedSamples, ShardList, StatefulShards, explain, merge_states
 from wds_datapipes.errors import StateError
 from wds_datapipes.index import EpochOptions, Manifest
-from wds_datapipes.index.manifest import ManifestEntry
 from wds_datapipes.loading.checkpoint.format import checkpoints_in, state_of
 from wds_datapipes.runs.provenance import as_markdown, provenance
 from wds_datapipes.runs.steps import RunSteps
+from wds_datapipes.types import ShardInfo
 
 SIZES = [7, 0, 5, 9, 6, 8, 3]
 BATCH = 12
@@ -249,7 +249,7 @@ def test_all_loaders_record_when_exclusions_were_added(workers: int) -> None:
 
 def test_no_array_has_an_element_for_each_sample(tracing: Any) -> None:
     """Ten billion samples in 10,000 shards: an array of their numbers would take 80 GB."""
-    shards = Manifest(ManifestEntry(f"{number}.tar", samples=10**6, bytes=10**9) for number in range(10**4))
+    shards = Manifest(ShardInfo(f"{number}.tar", samples=10**6, bytes=10**9) for number in range(10**4))
     pipe = IndexedSamples(shards, order="window", global_batch_size=4096, lanes=512).batch(4096)
     tracing.start()
     steps = RunSteps(pipe, StatefulShards(pipe, seed=1).state_dict())

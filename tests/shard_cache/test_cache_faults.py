@@ -27,12 +27,12 @@ from wds_datapipes import ShardList
 from wds_datapipes.errors import CacheError, TruncatedShardError
 from wds_datapipes.index import AccessOptions, Manifest, build_index
 from wds_datapipes.index.file_format import index_bytes
-from wds_datapipes.index.manifest import ManifestEntry
 from wds_datapipes.index.reading.index_copies import IndexCopies
 from wds_datapipes.io.remote.remote_file import FileFacts
 from wds_datapipes.shard_cache.entry import reserve_space, used_bytes
 from wds_datapipes.shard_cache.store import CacheFolder, CacheFullError, DownloadRequest
 from wds_datapipes.testing import build_shard
+from wds_datapipes.types import ShardInfo
 
 pytestmark = pytest.mark.usefixtures("folder", "nothing_left", "shard")
 
@@ -115,7 +115,7 @@ def test_a_rewritten_shard_is_fetched_again(
         for _ in range(2):
             assert keys(url) == ["9" if number else "0", *WANT[1:]]
         figures = len(proxy.asked), proxy.heads
-        manifest = Manifest([ManifestEntry(url, 6, len(shard), digest_of(version))])
+        manifest = Manifest([ShardInfo(url, 6, len(shard), digest_of(version))])
         assert keys(url, manifest=manifest)[1:] == WANT[1:]
         assert (len(proxy.asked), proxy.heads) == figures  # its digest suffices
     assert figures == (3, 5)

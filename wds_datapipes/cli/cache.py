@@ -78,7 +78,7 @@ def warm(
         for each in warm_cache(
             copies,
             urls,
-            known={entry.url: (entry.bytes or None, entry.sha256) for entry in found},
+            known={entry.url: (entry.bytes or None, entry.sha256 or None) for entry in found},
             options={} if stores.store is None else {"storage_options": stores.store},
             at_once=at_once,
         ):

@@ -10,12 +10,13 @@ from typing import Any
 
 from wds_datapipes.errors import CorruptSidecarError, UnsafeInputError, UnsupportedSidecarError
 from wds_datapipes.index.build import DEFAULT_OPTIONS, build_index
-from wds_datapipes.index.manifest import Manifest, ManifestEntry
+from wds_datapipes.index.manifest import Manifest
 from wds_datapipes.index.options import IndexOptions
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.openers import redact, split_scheme
 from wds_datapipes.io.small_files import folder_of, join_name, read_sidecar, within, write_sidecar
 from wds_datapipes.io.urls import check_url
+from wds_datapipes.types import ShardInfo
 
 #: The characters that separate words in a DALI index.
 BLANKS = frozenset(" \t\n\v\f\r")
@@ -146,7 +147,7 @@ def read_wids_index(path: str | os.PathLike[str], *, storage_options: Mapping[st
     return Manifest(_list_shards(os.fspath(path), storage_options))
 
 
-def _list_shards(path: str, storage_options: Mapping[str, Any] | None, depth: int = 0) -> Iterator[ManifestEntry]:
+def _list_shards(path: str, storage_options: Mapping[str, Any] | None, depth: int = 0) -> Iterator[ShardInfo]:
     """Yield the shards that a wids file lists, then those of the files that it refers to."""
     try:
         facts = json.loads(read_sidecar(path, storage_options))
@@ -167,6 +168,7 @@ def _list_shards(path: str, storage_options: Mapping[str, Any] | None, depth: in
             raise ValueError("it lists no shards")
         if len({each.url for each in shards}) < len(set(shards)):
             raise ValueError("it has contradictory entries for a shard")
+        Manifest(shards)  # checks them
         for each in shards:
             check_url(each.url, listed_in=path)
     except (CorruptSidecarError, UnsafeInputError):
@@ -176,9 +178,9 @@ def _list_shards(path: str, storage_options: Mapping[str, Any] | None, depth: in
     yield from shards
 
 
-def _entries(found: list[dict[str, Any]], folder: str, base: str | None) -> Iterator[ManifestEntry]:
+def _entries(found: list[dict[str, Any]], folder: str, base: str | None) -> Iterator[ShardInfo]:
     """Yield the shards of a list, whose names are relative to a base, or to the folder of the file."""
     if base is not None:
         folder = join_name(folder, base.rstrip("/") + "/")
     for each in found:
-        yield ManifestEntry(join_name(folder, each["url"]), each["nsamples"], each.get("filesize") or 0)
+        yield ShardInfo(join_name(folder, each["url"]), each["nsamples"], each.get("filesize") or 0)

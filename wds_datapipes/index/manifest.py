@@ -8,7 +8,6 @@ import os
 import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from wds_datapipes.io.host_results import share_on_host
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.small_files import folder_of, join_name, read_sidecar, within, write_sidecar
 from wds_datapipes.io.urls import check_url, local_path
+from wds_datapipes.types import ShardInfo
 
 FORMAT, VERSION = "wds-datapipes manifest", 2
 #: How many entries, or bytes of a file, are converted at a time: a million entries would take 500 MB as objects.
@@ -28,30 +28,6 @@ ENTRIES, STEP_BYTES = 256, 1 << 14
 #: The beginning of the list of shards in a file, and that of every shard but the first.
 SHARDS, NEXT_SHARD = re.compile(rb'"shards"\s*:\s*\['), b",\n  ["
 DIGEST = re.compile("[0-9a-f]{64}")
-
-
-@dataclass(frozen=True)
-class ManifestEntry:
-    """A shard of a dataset.
-
-    Attributes:
-        url: the shard.
-        samples: the number of samples.
-        bytes: the size of the shard, or 0 if unknown.
-        sha256: the digest of the shard in hexadecimal digits, or ``None``.
-
-    Raises:
-        ValueError: a value is invalid, as in a damaged file.
-    """
-
-    url: str
-    samples: int
-    bytes: int
-    sha256: str | None = None
-
-    def __post_init__(self) -> None:
-        if not _are_valid([self.url], [self.samples, self.bytes], [self.sha256]):
-            raise ValueError(f"its entry {vars(self)} is not valid")
 
 
 class Manifest:
@@ -89,8 +65,8 @@ class Manifest:
         for rows in blocks:
             urls, samples, totals, sha256s = zip(*rows, strict=True)
             if not _are_valid(urls, samples + totals, sha256s):
-                for row in rows:
-                    ManifestEntry(*row)  # raises an error about the invalid entry
+                invalid = next(row for row in rows if not _are_valid(row[:1], row[1:3], row[3:]))
+                raise ValueError(f"its entry {ShardInfo(*invalid)._asdict()} is not valid")
             base_names = "\0".join([url[url.rfind("/") + 1 :] for url in urls])
             digest.update(f"{base_names}\0".encode("utf-8", "surrogatepass"))
             self._names.append("\0".join(urls))
@@ -116,8 +92,8 @@ class Manifest:
             ValueError: a shard has changed.
 
         Examples:
-            >>> old = Manifest([ManifestEntry("a.tar", samples=3, bytes=10240)])
-            >>> old.append([ManifestEntry("b.tar", samples=2, bytes=10240), *old.entries]).urls
+            >>> old = Manifest([ShardInfo("a.tar", samples=3, bytes=10240)])
+            >>> old.append([ShardInfo("b.tar", samples=2, bytes=10240), *old.entries]).urls
             ['a.tar', 'b.tar']
         """
         known, added = {_place_of(entry.url): entry for entry in self.entries}, list[Any]()
@@ -150,9 +126,9 @@ class Manifest:
         return f"<Manifest of {len(self)} shards, {self.samples} samples, {self.bytes} bytes>"
 
     @property
-    def entries(self) -> tuple[ManifestEntry, ...]:
+    def entries(self) -> tuple[ShardInfo, ...]:
         """The shards as objects, which are created on each access."""
-        return tuple(ManifestEntry(*row) for row in self._rows())
+        return tuple(ShardInfo(url, samples, size, digest or "") for url, samples, size, digest in self._rows())
 
     @property
     def urls(self) -> list[str]:
@@ -190,7 +166,7 @@ def _place_of(url: str) -> str:
 
 
 def _are_valid(urls: Sequence[Any], numbers: Sequence[Any], digests: Sequence[Any]) -> bool:
-    """Whether the facts of several shards are valid; see `ManifestEntry`."""
+    """Whether the facts of several shards are valid; a missing digest is None."""
     are_counts = {*map(type, numbers)} == {int} and min(numbers) >= 0 and max(numbers) < 1 << 63
     are_digests = all(each is None or (type(each) is str and DIGEST.fullmatch(each)) for each in {*digests})
     return {*map(type, urls)} == {str} and "\0" not in "".join(urls) and are_counts and are_digests

@@ -140,8 +140,8 @@ def plan_run(manifest: Manifest, shape: RunShape) -> RunPlan:
             lacks shard sizes.
 
     Examples:
-        >>> from wds_datapipes.index.manifest import ManifestEntry
-        >>> manifest = Manifest([ManifestEntry(f"{n}.tar", 1000, 10**8) for n in range(64)])
+        >>> from wds_datapipes.writing import ShardInfo
+        >>> manifest = Manifest([ShardInfo(f"{n}.tar", 1000, 10**8) for n in range(64)])
         >>> shape = RunShape(hosts=4, ranks_per_host=2, num_workers=2, global_batch_size=64, lanes=8)
         >>> plan = plan_run(manifest, shape)
         >>> plan.steps, plan.shards_per_host

@@ -16,10 +16,11 @@ from wds_datapipes.codecs.field_chain import convert_samples
 from wds_datapipes.errors import MissingSidecarError, ShardError, SidecarError, UnsafeInputError
 from wds_datapipes.index.build import check_index
 from wds_datapipes.index.file_format import index_url, read_index
-from wds_datapipes.index.manifest import Manifest, ManifestEntry
+from wds_datapipes.index.manifest import Manifest
 from wds_datapipes.io.openers import redact, split_scheme
 from wds_datapipes.parallel.map_shards import Shards, collect_shards, resolve_shards
 from wds_datapipes.prepare.shard_contents import ScanKeywords, ScanOptions, ShardFault, read_contents
+from wds_datapipes.types import ShardInfo
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -41,7 +42,7 @@ class Checks(ScanOptions):
     digest: bool = False
     fields: Sequence[str] = ()
     index: bool = True
-    entries: Mapping[str, ManifestEntry] | None = None
+    entries: Mapping[str, ShardInfo] | None = None
 
 
 @dataclass
@@ -188,7 +189,7 @@ def _verify_shard(url: str, checks: Checks) -> VerifiedShard:
     return found
 
 
-def _compare_manifest(found: VerifiedShard, sha256: str | None, entry: ManifestEntry | None) -> None:
+def _compare_manifest(found: VerifiedShard, sha256: str | None, entry: ShardInfo | None) -> None:
     """Compare a shard with its entry in the manifest."""
     if entry is None:
         found.add_fault("StaleSidecarError", f"{redact(found.url)} is not in the manifest")
@@ -197,7 +198,7 @@ def _compare_manifest(found: VerifiedShard, sha256: str | None, entry: ManifestE
         ("the size in bytes", found.bytes, entry.bytes),
         ("the number of samples", found.samples, entry.samples),
     ]
-    if sha256 is not None and entry.sha256 is not None:
+    if sha256 and entry.sha256:
         facts.append(("the SHA-256", sha256, entry.sha256))
     for name, now, then in facts:
         if now != then:

@@ -121,4 +121,4 @@ def _known_shards(manifest: Manifest | str | os.PathLike[str] | None) -> KnownSh
     from wds_datapipes.index.manifest import Manifest, read_manifest
 
     manifest = manifest if isinstance(manifest, Manifest) else read_manifest(manifest)
-    return {entry.url: (entry.bytes or None, entry.sha256) for entry in manifest.entries}
+    return {entry.url: (entry.bytes or None, entry.sha256 or None) for entry in manifest.entries}
