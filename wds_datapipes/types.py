@@ -62,6 +62,22 @@ MemberTuple: TypeAlias = tuple[Shard | str, str, bytes, int]
 """The fields of a `Member` as a plain tuple, which is three times as fast to create and unpack."""
 
 
+class Instance(NamedTuple):
+    """One of the processes that share the data.
+
+    Attributes:
+        rank: the number of the rank.
+        workers: the number of workers of each rank.
+        worker: the number of the worker in its rank.
+        ranks: the number of all ranks.
+    """
+
+    rank: int = 0
+    workers: int = 1
+    worker: int = 0
+    ranks: int = 1
+
+
 class ShardInfo(NamedTuple):
     """A shard: one that was written completely, or an entry of a manifest.
 

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from wds_datapipes import ShardList, ShardWriter
 from wds_datapipes.errors import EncodeError, ShardWriteError, StateError
 from wds_datapipes.index import check_index, index_url, read_index
-from wds_datapipes.writing import ShardInfo, WriterShare
+from wds_datapipes.writing import Instance, ShardInfo
 
 COUNT = 23
 
@@ -92,7 +92,7 @@ def test_only_a_shard_of_a_single_sample_is_larger_than_maxsize(maxsize: int, ma
 
 
 def test_numbers_start_at_the_given_one_and_take_steps() -> None:
-    infos = convert(samples(9), start_shard=5, share=WriterShare(workers=3))
+    infos = convert(samples(9), start_shard=5, share=Instance(workers=3))
     assert [info.url for info in infos] == ["s-005.tar", "s-008.tar", "s-011.tar"]
 
 
@@ -173,7 +173,7 @@ def whole(**options: Any) -> dict[str, bytes]:
     return wanted
 
 
-OPTIONS: list[dict[str, Any]] = [{}, {"maxsize": 9000}, {"compress": "gz"}, {"share": WriterShare(0, 2, 1, 3)}]
+OPTIONS: list[dict[str, Any]] = [{}, {"maxsize": 9000}, {"compress": "gz"}, {"share": Instance(0, 3, 1, 2)}]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -375,8 +375,8 @@ def test_the_error_of_a_damaged_line_states_which_lines_to_keep() -> None:
 
 
 def test_the_damaged_journal_of_another_writer_is_named() -> None:
-    convert(samples(4), resume=True, share=WriterShare(workers=2))
-    other: dict[str, Any] = {"resume": True, "share": WriterShare(worker=1, workers=2)}
+    convert(samples(4), resume=True, share=Instance(workers=2))
+    other: dict[str, Any] = {"resume": True, "share": Instance(worker=1, workers=2)}
     journal = Path("s-shards.tar-0-of-2.journal")
     data = journal.read_bytes()
     journal.write_bytes(data.replace(b"2 workers", b"3 workers"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from traceback import walk_stack
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch.utils.data import get_worker_info
@@ -16,19 +16,11 @@ from wds_datapipes.pipes.declarations import Groups, instance_of
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.inspection import call_of, count_yielded, name_of, sources_of, splits, upstream
 from wds_datapipes.pipes.stage import EngineStage
+from wds_datapipes.types import Instance
 from wds_datapipes.user_warnings import warn_user
 
 Pipe = IterDataPipe[Any]
 T_co = TypeVar("T_co", covariant=True)
-
-
-class Instance(NamedTuple):
-    """The rank and the worker for which an instance of a pipeline runs."""
-
-    rank: int = 0
-    workers: int = 1  # of this rank
-    worker: int = 0
-    ranks: int = 1
 
 
 class SplittingStage(EngineStage[T_co]):

@@ -6,11 +6,12 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from glob import escape, glob
-from typing import Any, NamedTuple
+from typing import Any
 
 from wds_datapipes.index.file_format import index_url
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.sinks import remove_file, size_of
+from wds_datapipes.types import Instance
 
 #: The field for the number in a pattern.
 NUMBER = re.compile(r"%[-+ 0#]*\d*[diu]")
@@ -41,41 +42,23 @@ def check_pattern(pattern: str | os.PathLike[str], *, maxcount: int, maxsize: fl
     return text
 
 
-class WriterShare(NamedTuple):
-    """One writer's share of numbered shards if there are several writers, such as the workers of each rank.
+def fill_pattern(pattern: str, writer: Instance) -> str:
+    """Return a pattern with the numbers of the rank and the worker filled in."""
+    return pattern.replace("{rank}", str(writer.rank)).replace("{worker}", str(writer.worker))
 
-    In a pattern, ``{rank}`` and ``{worker}`` are replaced by numbers. Writers that still share a pattern use every n-th
-    number.
 
-    Attributes:
-        rank: the number of the rank.
-        ranks: the number of all ranks.
-        worker: the number of the worker in its rank.
-        workers: the number of workers of each rank.
+def shard_numbers(pattern: str, writer: Instance) -> tuple[int, int]:
+    """Return a writer's first number and the step to the next one.
+
+    Writers that share a pattern, even after `fill_pattern`, use every n-th number.
+
+    >>> shard_numbers("train-%06d.tar", Instance(worker=1, workers=4))
+    (1, 4)
+    >>> shard_numbers("train-{worker}-%06d.tar", Instance(rank=2, ranks=8, worker=1, workers=4))
+    (2, 8)
     """
-
-    rank: int = 0
-    ranks: int = 1
-    worker: int = 0
-    workers: int = 1
-
-    def __str__(self) -> str:
-        return f"{self.workers} workers on each of {self.ranks} ranks"
-
-    def fill(self, pattern: str) -> str:
-        """Return a pattern with the numbers of the rank and the worker filled in."""
-        return pattern.replace("{rank}", str(self.rank)).replace("{worker}", str(self.worker))
-
-    def numbers(self, pattern: str) -> tuple[int, int]:
-        """Return this writer's first number and the step to the next one.
-
-        >>> WriterShare(worker=1, workers=4).numbers("train-%06d.tar")
-        (1, 4)
-        >>> WriterShare(rank=2, ranks=8, worker=1, workers=4).numbers("train-{worker}-%06d.tar")
-        (2, 8)
-        """
-        first, step = (0, 1) if "{worker}" in pattern else (self.worker, self.workers)
-        return (first, step) if "{rank}" in pattern else (first + step * self.rank, step * self.ranks)
+    first, step = (0, 1) if "{worker}" in pattern else (writer.worker, writer.workers)
+    return (first, step) if "{rank}" in pattern else (first + step * writer.rank, step * writer.ranks)
 
 
 def find_old_shards(

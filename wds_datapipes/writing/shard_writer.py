@@ -15,19 +15,20 @@ from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.sinks import StreamSink, size_of
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.tar.header_writer import END
-from wds_datapipes.types import Sample, ShardInfo
+from wds_datapipes.types import Instance, Sample, ShardInfo
 from wds_datapipes.user_warnings import warn_user
 from wds_datapipes.writing.journal import FinishedShard, SampleJournal, claim_shards, compare_journals
 from wds_datapipes.writing.options import WriteKeywords, WriteOptions
 from wds_datapipes.writing.shard_file import ShardFile
 from wds_datapipes.writing.shard_names import (
-    WriterShare,
     check_pattern,
     describe_old_shards,
+    fill_pattern,
     find_journals,
     find_old_shards,
     journal_path,
     remove_old_shards,
+    shard_numbers,
 )
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("wds_datapipes")
 
-#: The share of a writer that writes all shards.
-ALONE = WriterShare()
+#: A writer that writes all shards.
+ALONE = Instance()
 
 OldShards: TypeAlias = Literal["warn", "remove", "keep"]
 
@@ -66,7 +67,8 @@ class ShardWriter:
             ones: ``"warn"``, ``"remove"`` them, or ``"keep"`` them.
         resume: keep a journal, and resume from it if it exists: ``True`` for a file next to local shards, or the path
             of a local file.
-        share: the share of this writer, if several writers use the same pattern.
+        share: the rank and the worker of this writer, if several writers use the same pattern. ``{rank}`` and
+            ``{worker}`` in it are replaced by their numbers; writers with the same pattern use every n-th number.
         options: the arguments of `WriteOptions`: ``compress``, ``encoder``, ``index``, ``digest``, ``key_rule``,
             ``storage_options`` and so on.
 
@@ -99,7 +101,7 @@ class ShardWriter:
         *,
         old_shards: OldShards = "warn",
         resume: bool | str | os.PathLike[str] = False,
-        share: WriterShare = ALONE,
+        share: Instance = ALONE,
         **options: Unpack[WriteKeywords],
     ) -> None:
         self._options = WriteOptions(**options)
@@ -108,9 +110,9 @@ class ShardWriter:
         start_shard = check_integer("start_shard", start_shard, 0)
         if self._options.index and opener is not None:
             raise ValueError("index=True needs file names, to write indexes next to the files, but there is an opener")
-        self.pattern = share.fill(every_pattern)
+        self.pattern = fill_pattern(every_pattern, share)
         self._maxcount, self._maxsize = maxcount, maxsize
-        first, self._step = share.numbers(every_pattern)
+        first, self._step = shard_numbers(every_pattern, share)
         self._number = start_shard + first
         self._writer_numbers = self._number, self._step
         self._post, self._opener, self._verbose = post, opener, verbose
@@ -126,17 +128,19 @@ class ShardWriter:
         self._journal: SampleJournal | None = None
         if resume:
             journal = None if resume is True else os.fspath(resume)
-            compare_journals(find_journals(every_pattern, journal), {"writers": str(share)})
-            path = journal_path(self.pattern, None if journal is None else share.fill(journal), *self._writer_numbers)
+            writers = {"writers": f"{share.workers} workers on each of {share.ranks} ranks"}
+            compare_journals(find_journals(every_pattern, journal), writers)
+            own = None if journal is None else fill_pattern(journal, share)
             settings = {
                 "pattern": redact(self.pattern),
                 "maxcount": maxcount,
                 "maxsize": maxsize,
                 "start_shard": start_shard,
-                "writers": str(share),
+                **writers,
                 **self._options.tar_settings,
                 **{name: getattr(self._options, name) for name in ("compress", "index", "keep_meta")},
             }
+            path = journal_path(self.pattern, own, *self._writer_numbers)
             self._journal = SampleJournal(path, settings, self.pattern)
             self.shards = self._journal.resume(self._find_next)
 

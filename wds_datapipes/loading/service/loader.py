@@ -22,9 +22,9 @@ from wds_datapipes.loading.torchdata_patches.local_functions import copy_pipelin
 from wds_datapipes.loading.workers.loop_items import users_part
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.inspection import upstream
-from wds_datapipes.pipes.sharding import Instance
 from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.pipes.state.pipeline_state import refusing_corrupt_states
+from wds_datapipes.types import Instance
 
 NO_PIPELINE = (
     "The state contains no pipeline, because functions and credentials may change. Create the loader with its "

@@ -13,7 +13,6 @@ from wds_datapipes.arguments import check_integer, check_optional_integer
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.pipes.inspection import name_of
 from wds_datapipes.pipes.sharding import (
-    Instance,
     find_process,
     find_rank_and_worker,
     has_no_shards,
@@ -30,6 +29,7 @@ from wds_datapipes.samples.sample_log import LogTarget, log_samples
 from wds_datapipes.samples.sampling import non_empty, parse_slice, rsample, slice_samples
 from wds_datapipes.seeds import derived_seed
 from wds_datapipes.shards.position import SamplePosition
+from wds_datapipes.types import Instance
 
 
 @register_stage("rsample")

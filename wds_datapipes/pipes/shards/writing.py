@@ -87,6 +87,4 @@ class SampleWriter(FunctionStage[ShardInfo]):
 
     def function_options(self) -> dict[str, Any]:
         """Return the arguments of the function for the iteration that begins."""
-        from wds_datapipes.writing.shard_names import WriterShare
-
-        return {**super().function_options(), "share": WriterShare(**find_process(self.source)._asdict())}
+        return {**super().function_options(), "share": find_process(self.source)}

@@ -9,11 +9,12 @@ from typing import Any
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.inspection import count_yielded
-from wds_datapipes.pipes.sharding import Instance, rotate_assignments
+from wds_datapipes.pipes.sharding import rotate_assignments
 from wds_datapipes.pipes.state.pipeline_state import load_state
 from wds_datapipes.pipes.state.seeding import later_seed, pending_seed
 from wds_datapipes.seeds import derived_seed
 from wds_datapipes.shards.position import SamplePosition, missing_samples_error
+from wds_datapipes.types import Instance
 
 #: The state of a source that has not started.
 BEGINNING: Mapping[str, Any] = {"pass": 0, "state": None}
