@@ -20,7 +20,7 @@ from PIL import Image
 from plain_codecs import wds_decode, wds_encode
 
 from wds_datapipes.codecs import CODECS, IMAGE_FORMATS, UNSAFE
-from wds_datapipes.codecs.tenbin import DTYPES
+from wds_datapipes.codecs.array_files import DTYPES
 from wds_datapipes.errors import EncodeError, UnsafeInputError
 
 PLAIN = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text()

@@ -7,7 +7,7 @@ import struct
 import numpy as np
 import pytest
 
-from wds_datapipes.codecs.tenbin import MAGIC, decode_tenbin
+from wds_datapipes.codecs.array_files import MAGIC, decode_tenbin
 
 
 def chunk(content: bytes) -> bytes:

@@ -18,11 +18,10 @@ from harness import Finding, Target
 from PIL import Image
 
 from wds_datapipes.codecs import CODECS, IMAGE_FORMATS
-from wds_datapipes.codecs.array_files import encode_npy, encode_npz, encode_pth
+from wds_datapipes.codecs.array_files import encode_npy, encode_npz, encode_pth, encode_tenbin
 from wds_datapipes.codecs.decoding import DecoderChain
 from wds_datapipes.codecs.field_chain import convert_samples
 from wds_datapipes.codecs.images import ImageDecoder
-from wds_datapipes.codecs.tenbin import encode_tenbin
 from wds_datapipes.errors import DecodeError, UnsafeInputError
 
 #: The memory that decoding an input may use in addition to a thousand times its size, in bytes.

@@ -21,7 +21,7 @@ _EXTENSIONS = {
     "array_files:npy": "npy",
     "array_files:npz": "npz",
     "array_files:pth": "pth",
-    "tenbin:tenbin": "ten tenbin tb",
+    "array_files:tenbin": "ten tenbin tb",
 }
 
 #: Pillow's formats for encoding, and the extensions of each; ``image`` and ``img`` come from webdataset.

@@ -21,8 +21,8 @@ from wds_datapipes.pipes.stage import OpaqueValue, SnapshotStage, register_stage
 from wds_datapipes.pipes.state.empty_passes import EmptyPassGuard
 from wds_datapipes.pipes.state.shard_order import Seen, ShardOrder, listings_before, merge_seen
 from wds_datapipes.samples.grouping import OnDuplicate, OnRepeatedKey, RecordGrouping, SampleGrouping, split_by_shard
-from wds_datapipes.samples.interleaving import interleave_samples
 from wds_datapipes.samples.keys import KeyRule, check_key_rule, first_dot
+from wds_datapipes.samples.mixing import interleave_samples
 from wds_datapipes.shards.loading import ShardMembers
 from wds_datapipes.shards.position import (
     ALL_SHARDS,
@@ -34,8 +34,7 @@ from wds_datapipes.shards.position import (
     ShardShare,
     assign_shards,
 )
-from wds_datapipes.shards.record_formats import FormatName
-from wds_datapipes.shards.records import KEY, RecordOptions
+from wds_datapipes.shards.records import KEY, FormatName, RecordOptions
 from wds_datapipes.types import Member, Sample
 
 
