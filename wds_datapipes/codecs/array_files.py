@@ -149,10 +149,10 @@ trusted_pth = Codec(decode_trusted_pth, encode_trusted_pth, "any value that torc
 
 
 # Tenbin is webdataset's format for lists of arrays. The data are a sequence of chunks. A chunk consists of eight magic
-# bytes, the length of its content as a 64-bit integer, the content, and zeros up to a multiple of 64 bytes. An array has
-# two chunks: a header (a short dtype name and a comment, eight characters each, then the number of dimensions and the
-# dimensions as 64-bit integers), and its elements in C order. Numbers are always little-endian; webdataset uses the
-# native byte order, which is nearly always the same.
+# bytes, the length of its content as a 64-bit integer, the content, and zeros up to a multiple of 64 bytes. An array
+# has two chunks: a header (a short dtype name and a comment, eight characters each, then the number of dimensions and
+# the dimensions as 64-bit integers), and its elements in C order. Numbers are always little-endian; webdataset uses
+# the native byte order, which is nearly always the same.
 
 MAGIC = b"~TenBin~"
 ALIGNMENT = 64
