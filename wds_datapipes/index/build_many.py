@@ -15,14 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from wds_datapipes.errors import CorruptSidecarError, MissingSidecarError, StaleSidecarError
-from wds_datapipes.index.build import DEFAULT_OPTIONS, build_index
+from wds_datapipes.index.build import DEFAULT_OPTIONS, ComputeColumns, build_index, columns_fingerprint
 from wds_datapipes.index.file_format import index_url, index_urls, read_index, write_index
 from wds_datapipes.index.manifest import Manifest
 from wds_datapipes.index.options import AccessOptions, IndexOptions
 from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.reading.index_copies import IndexCopies
 from wds_datapipes.index.shard_index import ShardIndex, rule_name
-from wds_datapipes.index.user_columns import ComputeColumns, columns_fingerprint
 from wds_datapipes.io.file_lock import NO_LOCKS, lock_file
 from wds_datapipes.io.host_results import share_on_host
 from wds_datapipes.io.openers import local_path, redact

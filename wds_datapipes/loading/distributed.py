@@ -19,7 +19,7 @@ from torch.utils.data import get_worker_info
 
 from wds_datapipes.errors import RankLostError
 from wds_datapipes.io.call_threads import start_call
-from wds_datapipes.loading.data_parallel import DataParallelGroup, Facts, check_facts_match, digest
+from wds_datapipes.loading.splitting import DataParallelGroup, Facts, check_facts_match, digest
 from wds_datapipes.pipes.inspection import upstream
 
 #: All ranks of the default process group share the data.

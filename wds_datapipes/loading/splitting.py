@@ -1,19 +1,28 @@
-"""The rank and the worker number of a process, and its share of the data."""
+"""The rank and the worker number of a process, its data-parallel group, and its share of the data."""
 
 from __future__ import annotations
 
 import inspect
 import os
+import re
 import sys
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import get_worker_info
 
 from wds_datapipes.datapipes import SHARDING_PRIORITIES, IterDataPipe
 from wds_datapipes.pipes.foreign_stages import declared
-from wds_datapipes.pipes.inspection import call_of, sources_of, upstream
+from wds_datapipes.pipes.inspection import call_of, sources_of, splits, upstream
 from wds_datapipes.pipes.sharding import check_batch_sizes, groups_of, number_instances, splitters
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 class RankIdentity(NamedTuple):
@@ -137,3 +146,186 @@ def given_identity(pipe: Any) -> RankIdentity:
 def ranks_of_run() -> int:
     """Return the number of ranks of the run that torch knows of in this process."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+Distributed: TypeAlias = "bool | ProcessGroup | DeviceMesh | tuple[int, int] | None"
+"""The data-parallel group that an argument ``distributed`` describes; see `DataParallelGroup.of`."""
+
+
+Facts: TypeAlias = "Mapping[str, str]"
+"""Facts that must be equal on all ranks, by name; each completes a message that begins with "Rank 0"."""
+
+#: Why a difference between two ranks is an error, and how to fix it.
+ADVICE = {
+    "ranks": "On every rank, pass the data-parallel group of that rank as distributed",
+    "seed": "Each rank shuffles the data differently before it takes its share, so some samples would be read twice "
+    "and others never. Give every rank the same seed",
+    "workers": "The data is split between the same number of processes on each rank, so some samples would be read "
+    "twice and others never. Give every rank the same num_workers",
+    "lists": "A list that the program has already split by rank would be split again, and most of it would never be "
+    "read. Give all ranks the same list, in the same order, without urls[rank::ranks]; or let each rank read its own "
+    "list with DataLoader2 and ShardReadingService(distributed=False)",
+}
+
+
+@dataclass(frozen=True)
+class DataParallelGroup:
+    """The ranks that share the data, and the rank of this process among them.
+
+    It holds numbers instead of torch's group, because a group cannot be copied to a worker.
+
+    Attributes:
+        is_split: whether the data is split between ranks.
+        given: the identity of this rank in the group; ``None`` means all ranks of the default process group, which may
+            be initialized later.
+        is_synchronized: whether all ranks of the default process group take part, so that they can agree on a seed.
+            Otherwise, the program must pass the same seed to each rank.
+    """
+
+    is_split: bool = False
+    given: RankIdentity | None = None
+    is_synchronized: bool = False
+
+    @classmethod
+    def of(cls, distributed: Distributed) -> DataParallelGroup:
+        """Return the group that an argument ``distributed`` describes.
+
+        Args:
+            distributed: ``True`` for all ranks of the default process group; a process group, or a mesh with one
+                dimension; the pair ``(rank, world_size)``; ``False`` or ``None`` for this process alone.
+
+        Raises:
+            TypeError: it is none of these.
+            ValueError: the mesh has several dimensions, the rank is out of range, or this process is not in the group.
+
+        Examples:
+            >>> DataParallelGroup.of((1, 4)).identity
+            RankIdentity(ranks=4, rank=1)
+        """
+        if distributed is None or isinstance(distributed, bool):
+            return cls(is_split=distributed is True, is_synchronized=distributed is True)
+        if isinstance(distributed, tuple):
+            return cls(is_split=True, given=_identity_of_pair(distributed))
+        if isinstance(distributed, DeviceMesh):
+            if distributed.ndim != 1:
+                raise ValueError(
+                    f"distributed must be a DeviceMesh with one dimension, but this one has {distributed.ndim}: "
+                    f"{distributed.mesh_dim_names}. Pass the data-parallel dimension, such as mesh['dp']; flatten "
+                    f"several into one"
+                )
+            ranks, rank = distributed.size(), (distributed.get_coordinate() or [-1])[0]
+        elif dist.is_available() and isinstance(distributed, dist.ProcessGroup):
+            ranks, rank = distributed.size(), distributed.rank()
+        elif dist.is_available() and distributed == dist.GroupMember.NON_GROUP_MEMBER:  # type: ignore[comparison-overlap]
+            ranks, rank = 0, -1
+        else:
+            raise TypeError(
+                "distributed must be True, False, None, a ProcessGroup, a DeviceMesh with one dimension or the pair "
+                f"(rank, world_size), not {distributed!r}"
+            )
+        if rank < 0:
+            raise ValueError(
+                f"Rank {dist.get_rank()} is not in the process group or mesh that was passed as distributed. Pass the "
+                f"data-parallel group that it belongs to. If only some ranks load data, pass the pair (rank, "
+                f"world_size) on those"
+            )
+        return cls(is_split=True, given=RankIdentity(ranks, rank), is_synchronized=True)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the identity of this rank is known already."""
+        return not self.is_split or self.given is not None or (dist.is_available() and dist.is_initialized())
+
+    @property
+    def identity(self) -> RankIdentity:
+        """The identity of this rank; if it is not known yet, the identity of a single rank."""
+        if not (self.is_split and self.is_known):
+            return ONLY_RANK
+        return self.given or RankIdentity(dist.get_world_size(), dist.get_rank())
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether several ranks of the default process group read the same data, as far as this process can know."""
+        return self.is_split and self.is_known and self.identity.ranks < ranks_of_run()
+
+
+def _identity_of_pair(pair: tuple[Any, ...]) -> RankIdentity:
+    """Return the identity described by a pair ``(rank, world_size)``."""
+    if len(pair) != 2 or not all(isinstance(number, Integral) and not isinstance(number, bool) for number in pair):
+        raise TypeError(f"distributed must be a pair of integers, (rank, world_size), not {pair!r}")
+    rank, ranks = map(int, pair)
+    if not 0 <= rank < ranks:
+        raise ValueError(
+            f"distributed={pair!r} is the pair (rank, world_size), whose rank must be from 0 to world_size - 1"
+        )
+    return RankIdentity(ranks, rank)
+
+
+def check_replicated(pipe: Any, group: DataParallelGroup) -> None:
+    """Check that the pipeline lets several ranks read the same data, if the group requires it.
+
+    Raises:
+        ValueError: a stage gives each shard to one process.
+    """
+    if group.is_replicated and any(declared(stage).claims_shards for stage in upstream(pipe)):
+        raise ValueError(
+            f"{ranks_of_run()} ranks share the data between {group.identity.ranks}, so some must read the same, but "
+            "DirectoryShards gives each shard to one process. List the shards with ShardList"
+        )
+
+
+def facts_of(
+    pipe: Any, group: DataParallelGroup, *, workers: int | None = None, seed: int | None = None
+) -> dict[str, str]:
+    """Return the facts that must be equal on all ranks.
+
+    Args:
+        pipe: the pipeline, before it is split.
+        group: the ranks that share the data.
+        workers: the number of processes that run it on this rank, if known.
+        seed: the seed of this rank, unless the ranks agree on one.
+    """
+    lists = [f"{len(urls)} shards from {_name(urls[0])} #{digest(map(_name, urls))}" for urls in _lists(pipe)]
+    facts = {
+        "ranks": f"shares the data between {group.identity.ranks} ranks",
+        "lists": f"lists {' and '.join(lists)}" if lists else "",
+    }
+    if group.is_replicated or any(map(splits, upstream(pipe))):  # the ranks read from one order
+        if workers is not None:
+            facts["workers"] = f"reads with {workers} workers" if workers > 1 else "reads with one process"
+        if seed is not None:
+            facts |= fact_of_seed(seed)
+    return facts
+
+
+def fact_of_seed(seed: int) -> dict[str, str]:
+    """Return the seed as a fact."""
+    return {"seed": f"has the seed {seed}"}
+
+
+def check_facts_match(rank: int, facts: Facts, other: int, others: Facts) -> None:
+    """Check that two ranks have the same facts.
+
+    Raises:
+        RuntimeError: they differ.
+    """
+    for name, advice in ADVICE.items():
+        own, found = facts.get(name), others.get(name)
+        if own and found and own != found:
+            raise RuntimeError(f"Rank {rank} {own}, and rank {other} {found}. {advice}")
+
+
+def _lists(pipe: Any) -> list[Sequence[str]]:
+    """Return the shard lists of the stages before the split, if they are known without reading."""
+    before = {id(stage): stage for splitter in splitters(pipe) for stage in upstream(splitter)}
+    return [urls for stage in before.values() if (urls := declared(stage).known_list())]
+
+
+def _name(url: str) -> str:
+    """Return the name of a shard without its folder, because folders may differ between hosts."""
+    return re.split("[?#]", url.rstrip("/"))[0].rpartition("/")[2]
+
+
+def digest(texts: Iterable[str]) -> str:
+    """Return a digest of some texts."""
+    return blake2b("\n".join(texts).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()

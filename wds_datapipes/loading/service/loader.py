@@ -13,10 +13,15 @@ from typing import Any
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.amendment import adopt
 from wds_datapipes.loading.checkpoint.format import checkpoints_in, state_of
-from wds_datapipes.loading.data_parallel import DataParallelGroup
 from wds_datapipes.loading.lightning import unknown_length_error, without_ended_epoch
 from wds_datapipes.loading.service.service import MultiProcessingService, ShardReadingService
-from wds_datapipes.loading.splitting import RankIdentity, WorkerIdentity, split_by_rank, split_by_worker
+from wds_datapipes.loading.splitting import (
+    DataParallelGroup,
+    RankIdentity,
+    WorkerIdentity,
+    split_by_rank,
+    split_by_worker,
+)
 from wds_datapipes.loading.torchdata_api import DataLoader2, DistributedReadingService, dataloader2
 from wds_datapipes.loading.torchdata_patches.local_functions import copy_pipeline, find_local_classes
 from wds_datapipes.loading.workers.loop_items import users_part

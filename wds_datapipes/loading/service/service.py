@@ -13,7 +13,6 @@ from typing import Any
 
 from wds_datapipes.arguments import check_integer
 from wds_datapipes.errors import StateError
-from wds_datapipes.loading.data_parallel import DataParallelGroup, Distributed, check_replicated, fact_of_seed, facts_of
 from wds_datapipes.loading.distributed import Ranks
 from wds_datapipes.loading.epoch import is_drawn, refuse_hidden_stages, seed_of
 from wds_datapipes.loading.report import LoadingReport
@@ -22,7 +21,12 @@ from wds_datapipes.loading.service.periodic_reports import PeriodicReports, shar
 from wds_datapipes.loading.service.pinning import pin_memory_of
 from wds_datapipes.loading.service.state_manager import StateManager
 from wds_datapipes.loading.splitting import (
+    DataParallelGroup,
+    Distributed,
     advice_for_torchrun,
+    check_replicated,
+    fact_of_seed,
+    facts_of,
     given_identity,
     is_split_by_rank,
     ranks_of_run,

@@ -10,10 +10,9 @@ from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.amendment import adopt, begin_run
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState, checkpoints_in, state_of
 from wds_datapipes.loading.checkpoint.resharding import check_ranks, of_all_ranks, state_of_rank
-from wds_datapipes.loading.data_parallel import DataParallelGroup, facts_of
 from wds_datapipes.loading.distributed import Ranks
 from wds_datapipes.loading.epoch import EpochSeeds, is_drawn
-from wds_datapipes.loading.splitting import RankIdentity
+from wds_datapipes.loading.splitting import DataParallelGroup, RankIdentity, facts_of
 from wds_datapipes.loading.workers.loop_items import LoopItems
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.state.description import descriptions

@@ -14,13 +14,16 @@ from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.amendment import adopt, begin_run
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState, checkpoints_in, state_of, state_of_stream
 from wds_datapipes.loading.checkpoint.resharding import check_ranks, of_all_ranks
-from wds_datapipes.loading.data_parallel import DataParallelGroup, Distributed, check_replicated, facts_of
 from wds_datapipes.loading.distributed import Ranks
 from wds_datapipes.loading.epoch import refuse_hidden_stages
 from wds_datapipes.loading.lightning import resumes_after_last_step, unknown_length_error, without_ended_epoch
 from wds_datapipes.loading.splitting import (
     SPLIT_TWICE,
+    DataParallelGroup,
+    Distributed,
     advice_for_torchrun,
+    check_replicated,
+    facts_of,
     has_own_stage,
     is_called_by_accelerate,
     own_worker,

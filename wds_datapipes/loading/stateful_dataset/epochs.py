@@ -10,10 +10,16 @@ from torch.utils.data import get_worker_info
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
 from wds_datapipes.loading.checkpoint.resharding import state_of_rank
-from wds_datapipes.loading.data_parallel import DataParallelGroup
 from wds_datapipes.loading.epoch import EpochRun, EpochSeeds, EpochStart
 from wds_datapipes.loading.progress import SnapshotWriter
-from wds_datapipes.loading.splitting import RankIdentity, WorkerIdentity, own_worker, split_by_rank, split_by_worker
+from wds_datapipes.loading.splitting import (
+    DataParallelGroup,
+    RankIdentity,
+    WorkerIdentity,
+    own_worker,
+    split_by_rank,
+    split_by_worker,
+)
 from wds_datapipes.loading.stateful_dataset.tracking import END, RecordedBatch, SharedEpochs, WorkerRow
 from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.state.pipeline_state import save_state

@@ -235,14 +235,8 @@ class SampleGrouper(PositionedSamples):
         return self.source if declared(self.source).reads_members else None
 
     def _make_grouping(self) -> SampleGrouping:
-        return SampleGrouping(
-            key_rule=self.key_rule,
-            fields=self.fields,
-            lowercase=self.lowercase,
-            on_duplicate=self.on_duplicate,
-            on_repeated_key=self.on_repeated_key,
-            on_error=self.counted_errors,
-        )
+        rules = ("key_rule", "fields", "lowercase", "on_duplicate", "on_repeated_key")
+        return SampleGrouping(**{name: getattr(self, name) for name in rules}, on_error=self.counted_errors)
 
     def _read_shards(self, resume: Resume) -> Iterator[ShardMembers]:
         # For small samples, torch's hook around each member would take a tenth of the time.
