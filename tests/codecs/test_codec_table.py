@@ -162,7 +162,7 @@ def test_codecs_are_imported_on_first_use_and_never_torch() -> None:
         "from wds_datapipes.codecs.decoding import DecoderChain\n"
         "from wds_datapipes.codecs.field_chain import convert_samples\n"
         "print(list(convert_samples([{'json': b'1'}], DecoderChain(['rgb8'], {}))))\n"
-        "print(sorted({'torch', 'msgpack', 'cbor2', 'av', 'wds_datapipes.codecs.array_files'} & set(sys.modules)))"
+        "print(sorted({'torch', 'msgpack', 'cbor2', 'av', 'wds_datapipes.codecs.media'} & set(sys.modules)))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert found == "[{'json': 1}]\n[]\n"

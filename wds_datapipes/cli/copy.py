@@ -17,6 +17,7 @@ from wds_datapipes.errors import EncodeError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.parallel.progress import ProgressMeter
 from wds_datapipes.prepare.reorder import FieldSortKey, SampleEntries
+from wds_datapipes.prepare.shard_contents import ScanOptions
 from wds_datapipes.prepare.subset import Subset, check_rekey
 from wds_datapipes.samples.fields import Lacking
 from wds_datapipes.samples.keys import KeySplit
@@ -338,9 +339,8 @@ def reorder(
     faults: list[Exception] = []
     shown = output != "-"
     with open_output(output, urls, options) as writer:
-        entries = SampleEntries(
-            urls, rekey=rekey, on_fault=options.skip_into(faults), progress=shown, **options.reading
-        )
+        scan, skip = ScanOptions(**options.reading), options.skip_into(faults)
+        entries = SampleEntries(urls, rekey=rekey, on_fault=skip, progress=shown, scan=scan)
         order(entries)
         with ProgressMeter("Copying", len(entries), shown=shown, unit="samples") as meter:
             for sample in entries.read():

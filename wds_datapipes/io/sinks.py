@@ -136,14 +136,17 @@ class StreamSink:
         self.url = url
         self._stream = stream
         self._close = close
+        self._written = 0
 
     def write(self, *chunks: bytes) -> None:
         """Write all chunks; an unbuffered stream may need several writes for one."""
         for chunk in filter(None, chunks):
             written = self._stream.write(chunk)
             while isinstance(written, int) and written < len(chunk):
+                self._written += written
                 chunk = chunk[written:]
                 written = self._stream.write(chunk)
+            self._written += len(chunk)
 
     def finish(self) -> None:
         """Flush the stream."""
@@ -227,7 +230,7 @@ class LocalSink:
         return ShardWriteError(f"The shard {self.url!r} cannot be written: {reason}{after}")
 
 
-class CommandSink:
+class CommandSink(StreamSink):
     """Runs a shell command with ``pipefail``, and writes to its standard input.
 
     The shard is complete if the command exits with status 0 after the end of its input. If the shard is discarded, or
@@ -237,11 +240,9 @@ class CommandSink:
     """
 
     def __init__(self, url: str) -> None:
-        self.url = url
         _, self._command = split_scheme(url)
         if not self._command.strip():
             raise ShardWriteError(f"{url!r} holds no command. Write it after the colon, as in pipe:cat > 000.tar")
-        self._written = 0
         # A file, unlike a pipe, needs no reader. The error of a failed command quotes its end.
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  closed with the command
         try:
@@ -251,17 +252,12 @@ class CommandSink:
             raise ShardWriteError(
                 f"The command {redact_command(self._command)!r} cannot be started: {error}"
             ) from error
-        self._input = cast("io.RawIOBase", self._process.stdin)
+        super().__init__(self._process.stdin, url)
 
     def write(self, *chunks: bytes) -> None:
         """Write all chunks; raise an error if the command stops reading."""
         try:
-            for chunk in chunks:
-                view = memoryview(chunk)
-                while view:
-                    count = self._input.write(view)
-                    self._written += count
-                    view = view[count:]
+            super().write(*chunks)
         except BrokenPipeError:
             self._end()
             raise ShardWriteError(self._failure_text("stopped reading and ")) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,15 +20,11 @@ from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.openers import redact
 from wds_datapipes.on_error.policy import raise_error
 from wds_datapipes.parallel.map_shards import collect_shards
-from wds_datapipes.prepare.shard_contents import ScanKeywords, ScanOptions, ShardContents, ShardFault, read_contents
+from wds_datapipes.prepare.shard_contents import DEFAULT_SCAN, ScanOptions, ShardContents, ShardFault, read_contents
 from wds_datapipes.prepare.subset import make_key
 from wds_datapipes.samples.keys import KeyRule
 from wds_datapipes.types import Sample, Shard
 from wds_datapipes.writing.options import WriteOptions
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
 
 #: The number of samples whose reads are planned at a time.
 CHUNK = 4096
@@ -92,7 +88,7 @@ class SampleEntries:
         rekey: a pattern for new keys, as in `Subset`; ``number`` counts the samples of the input.
         on_fault: called with the error of each skipped shard or sample; by default, errors are raised.
         progress: show a progress bar if standard error is a terminal and rich is installed.
-        scan: the arguments of `ScanOptions`: ``key_rule``, ``end_marker``, ``storage_options`` and ``limits``.
+        scan: how the shards are read.
 
     Raises:
         ShardError: a shard cannot be read, or does not support random access.
@@ -115,9 +111,9 @@ class SampleEntries:
         rekey: str = "",
         on_fault: Callable[[Exception], object] = raise_error,
         progress: bool = True,
-        **scan: Unpack[ScanKeywords],
+        scan: ScanOptions = DEFAULT_SCAN,
     ) -> None:
-        self._rekey, self._on_fault, self._options = rekey, on_fault, ScanOptions(**scan)
+        self._rekey, self._on_fault, self._options = rekey, on_fault, scan
         shards = collect_shards(
             partial(_index_shard, options=self._options),
             urls,

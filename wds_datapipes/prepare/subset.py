@@ -76,7 +76,9 @@ class Subset(ScanOptions):
             samples = select_fields(samples, list(self.select), missing=self.missing, on_error=self.on_error)
         if self.rename:
             samples = rename(samples, self.rename, on_error=self.on_error)
-        return _rekey_samples(samples, self.rekey) if self.rekey else samples
+        if not self.rekey:
+            return samples
+        return ({**each, "__key__": make_key(self.rekey, number, each)} for number, each in enumerate(samples))
 
 
 def check_rekey(pattern: str, parts: Sequence[str] = KEY_PARTS) -> None:
@@ -104,12 +106,6 @@ def make_key(pattern: str, number: int, sample: Sample) -> str:
     """Return the new key of a sample."""
     key = sample["__key__"]
     return pattern.format(number=number, key=key, name=key.rpartition("/")[2], shard=_shard_name(sample["__url__"]))
-
-
-def _rekey_samples(samples: Iterable[Sample], pattern: str) -> Iterator[Sample]:
-    """Yield samples with new keys."""
-    for number, sample in enumerate(samples):
-        yield {**sample, "__key__": make_key(pattern, number, sample)}
 
 
 def _shard_name(url: str) -> str:
