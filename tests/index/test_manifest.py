@@ -53,7 +53,7 @@ def test_a_manifest_of_written_shards(tmp_path: Path) -> None:
         assert writer.info is not None
         written.append(writer.info)
     manifest = Manifest(written)
-    assert [(entry.samples, entry.sha256 is None) for entry in manifest.entries] == [(1, True), (1, False)]
+    assert [(entry.samples, len(entry.sha256)) for entry in manifest.entries] == [(1, 0), (1, 64)]
 
 
 @pytest.mark.parametrize("place", ["data/manifest.json", "manifest.json", "elsewhere/manifest.json"])

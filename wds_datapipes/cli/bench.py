@@ -85,13 +85,10 @@ def parse_workers(text: str, cores: int) -> list[int]:
     """
     if not text:
         return sorted({0, cores, *(2**power for power in range(cores.bit_length()))})
-    try:
-        counts = sorted({int(word) for word in text.split(",")})
-    except ValueError:
-        counts = [-1]
-    if counts[0] < 0:
+    words = [word.strip() for word in text.split(",")]
+    if not all(map(str.isdecimal, words)):
         raise WrongUse(f"--num-workers must be numbers of processes, such as 0,2,4, not {text!r}")
-    return counts
+    return sorted(set(map(int, words)))
 
 
 def facts_of(found: ShardBenchmark, step_s: float | None, batch_size: int) -> dict[str, Any]:

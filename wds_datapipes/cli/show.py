@@ -18,7 +18,7 @@ from wds_datapipes.cli._report import end_with_faults, plural, print_json
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.small_files import write_sidecar
 from wds_datapipes.parallel.progress import ProgressMeter, human_bytes
-from wds_datapipes.prepare.preview import Preview, escape_text, preview_field, samples_as_html
+from wds_datapipes.prepare.preview import Preview, escape_text, preview_field, sample_as_html
 from wds_datapipes.prepare.shard_contents import ScanOptions, ShardFault
 from wds_datapipes.types import Sample
 
@@ -131,7 +131,7 @@ def sheet_as_html(samples: Sequence[Sample], title: str, facts: Mapping[str, str
         facts="".join(
             f"<div><dt>{escape_text(name)}</dt><dd>{escape_text(value)}</dd></div>" for name, value in facts.items()
         ),
-        samples=samples_as_html(samples) if samples else "<p>There are no samples.</p>",
+        samples=f"<div>{''.join(map(sample_as_html, samples))}</div>" if samples else "<p>There are no samples.</p>",
     )
 
 
@@ -170,15 +170,10 @@ def print_sample(sample: Sample, position: int, fields: Sequence[Preview]) -> No
     name_width, size_width = max(map(len, names), default=0), max(map(len, sizes), default=0)
     for field, name, size_text in zip(fields, names, sizes, strict=True):
         line = f"{name:{name_width}}  {size_text:>{size_width}}  {printable(field.kind)}"
-        lines = list(plain_lines(field.text))
+        text = field.text.replace("\r\n", "\n").replace("\t", "    ").rstrip("\n")
+        lines = [printable(each) for each in text.split("\n")] if field.text else []
         if len(lines) == 1 and len(line) + len(lines[0]) < WIDTH:
             line, lines = f"{line}: {lines[0]}", []
         sys.stdout.write(f"{line}\n")
         for text in (*lines, *([printable(field.error)] if field.error else ())):
             sys.stdout.write(f"    {text}\n")
-
-
-def plain_lines(text: str) -> Iterator[str]:
-    """Yield the printable lines of a text."""
-    for line in text.replace("\r\n", "\n").replace("\t", "    ").rstrip("\n").split("\n") if text else ():
-        yield printable(line)

@@ -179,14 +179,11 @@ def _as_bytes(sample: Sample, field: str) -> bytes:
 
 def _decode_error(sample: Sample, field: str, decoder: str, data: bytes, error: Exception) -> DecodeError:
     cause = f"{type(error).__name__}: {str(error).rstrip('.')}"
+    shown = f"{data!r}" if len(data) <= 16 else f"{len(data)} bytes starting with {data[:16]!r}"
     return DecodeError(
         f"{name_field(sample, field)} cannot be decoded by {decoder}: {cause}. The data is "
-        f'{_excerpt(data)}. Pass on_error="skip" to skip such samples'
+        f'{shown}. Pass on_error="skip" to skip such samples'
     )
-
-
-def _excerpt(data: bytes) -> str:
-    return f"{data!r}" if len(data) <= 16 else f"{len(data)} bytes starting with {data[:16]!r}"
 
 
 def _refuse(_data: bytes) -> Any:

@@ -22,6 +22,8 @@ from wds_datapipes.types import Sample
 #: The maximum number of plans in a chain's cache, one per field name: far more than a dataset has, unless keys contain
 #: dots.
 MAX_PLANS = 1000
+#: The first bytes of gzip data.
+GZIP_MAGIC = b"\x1f\x8b\x08"
 #: The maximum expansion of deflate: 258 bytes from two bits.
 MAX_DEFLATE_RATIO = 1032
 
@@ -165,8 +167,3 @@ def to_gzip(data: bytes) -> bytes:
     """Compress data without a time and a name in the header, for reproducible bytes."""
     compressor = zlib.compressobj(9, zlib.DEFLATED, 31)  # 16: with gzip's header and checksum; 15: the largest window
     return compressor.compress(data) + compressor.flush()
-
-
-def is_gzip(data: bytes) -> bool:
-    """Whether data start with the gzip magic bytes."""
-    return data[:3] == b"\x1f\x8b\x08"

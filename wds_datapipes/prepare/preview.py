@@ -8,7 +8,7 @@ import json
 import re
 import reprlib
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from html import escape
 from typing import Any, NamedTuple
 
@@ -189,15 +189,11 @@ def picture_url(picture: Image.Image) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-def samples_as_html(samples: Iterable[Sample]) -> str:
-    """Return an HTML card for each sample, with thumbnails, texts and arrays; code in the data is never run.
+def sample_as_html(sample: Sample) -> str:
+    """Return an HTML card for a sample, with thumbnails, texts and arrays; code in the data is never run.
 
-    The fields may be encoded or decoded. The page must contain the styles of the CSS classes.
+    The page must contain the styles of the CSS classes.
     """
-    return f"<div>{''.join(map(_card, samples))}</div>"
-
-
-def _card(sample: Sample) -> str:
     shard = redact(str(sample.get("__url__", "")))
     fields = "".join(
         _field(preview_field(name, value, characters=CHARACTERS, pixels=PIXELS))

@@ -287,8 +287,7 @@ def write_wds_shards(
                 if policy.handle(error, sample):
                     continue
                 break
-            while yielded < len(writer.shards):
-                yield writer.shards[yielded]
-                yielded += 1
+            yield from writer.shards[yielded:]
+            yielded = len(writer.shards)
     yield from writer.shards[yielded:]
     policy.finish()

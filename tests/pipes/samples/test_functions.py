@@ -67,12 +67,6 @@ def test_changes_of_a_mock_sample_affect_no_other_one() -> None:
     assert len(source) == len(source.sharding_filter()) == 3
 
 
-def test_an_error_of_the_function_of_mock_samples_names_the_sample() -> None:
-    with pytest.raises(ZeroDivisionError) as caught:
-        list(MockSamples(lambda number: 1 // (number - 2), 5))
-    assert getattr(caught.value, "__notes__", []) == ["MockSamples called its function for sample 2"]
-
-
 @pytest.mark.parametrize("extension", ["cls", "source_dp", "self"])
 def test_an_extension_may_have_the_name_of_a_parameter(extension: str) -> None:
     decoders = {extension: lambda data: "decoded"}

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from wds_datapipes.arguments import check_integer
 from wds_datapipes.datapipes import IterDataPipe
-from wds_datapipes.on_error.policy import OnError, note, refuse_handler
+from wds_datapipes.on_error.policy import OnError, refuse_handler
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.inspection import upstream
 from wds_datapipes.pipes.sharding import find_rank_and_worker
@@ -55,15 +55,7 @@ class MockSamples(EngineStage[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         for number in range(self.length):
-            if not callable(self.sample):
-                yield deepcopy(self.sample)
-                continue
-            try:
-                sample = self.sample(number)
-            except Exception as error:
-                note(error, f"MockSamples called its function for sample {number}")
-                raise
-            yield sample
+            yield self.sample(number) if callable(self.sample) else deepcopy(self.sample)
 
     def __len__(self) -> int:
         return self.length
