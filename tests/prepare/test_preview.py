@@ -33,7 +33,7 @@ VALUES: dict[str, tuple[Any, str, str]] = {
     "plain_values:cbor": ([1, {"b": b"123"}], "list, 2 items", r'\[1, \{"b": ".bytes of 3: .*"\}\]'),
     "plain_values:msgpack": ({"b": True}, "dict, 1 entry", r'\{"b": true\}'),
     "plain_values:integer": (7, "int", "^7$"),
-    "tenbin:tenbin": ([np.ones(3, np.float32)], "list, 1 item", r"ndarray float32 \(3,\)"),
+    "array_files:tenbin": ([np.ones(3, np.float32)], "list, 1 item", r"ndarray float32 \(3,\)"),
     "array_files:pth": (torch.tensor([1.0, float("nan")]), r"Tensor torch.float32 \(2,\)", "^$"),
     "plain_values:text": ("a cat\nsits", "text, 10 characters, 2 lines", "^a cat\nsits$"),
 }
