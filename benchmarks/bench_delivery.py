@@ -15,10 +15,9 @@ forked after the imports and killed with its workers after the measurement. Cont
 after a warm-up of a third of a second. The time to the first item includes building the loader. Memory is the increase
 of all processes together (PSS, which counts shared memory once) when prefetching has reached its limit.
 
-Results relative to WebLoader with one and two workers, on two idle cores: SMALL 53 and 35, IMG 6.9 and 7.8, ARRAY 18
-and 26, BATCHES 4.4 and 4.4, where copying in memory is the limit. The main process takes 1.7 µs per sample of SMALL,
-where WebLoader's takes 81 to 94, and 2 to 3 µs per sample of BATCHES, where WebLoader's takes 34. The first item takes
-as long as with DataLoader.
+Results relative to WebLoader with one and two workers, on two idle cores: SMALL 47 and 30, IMG 7.2 and 7.7, ARRAY 20
+and 24, BATCHES 4.3 and 4.2, where copying in memory is the limit. The main process takes 2.2 µs per sample of SMALL,
+where WebLoader's takes 84 to 106. The first item takes 1.2 and 1.1 times as long as with DataLoader.
 """
 
 from __future__ import annotations
@@ -191,7 +190,6 @@ LOADERS: dict[str, Build] = {
     OURS: ours,
     "ShardReadingService, prefetch 0 (ours)": functools.partial(ours, ahead=0),
     "DataLoader2, patched (ours)": stock,
-    "DataLoader2, unpatched": stock,
     "DataLoader": dataloader,
     "StatefulDataLoader": stateful,
     REFERENCE: webloader,
@@ -343,7 +341,6 @@ def in_separate_process(name: str, measure: Callable[..., Any], *arguments: Any)
 
 def _measure(answers: Connection, name: str, measure: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     os.setsid()
-    os.environ["WDS_DATAPIPES_PATCHES"] = "0" if "unpatched" in name else "1"
     warnings.simplefilter("ignore")  # torchdata's deprecation warning
     # Imported before the timing; also patches torchdata.
     from wds_datapipes import ShardReadingService  # noqa: F401  imported for its side effects
