@@ -37,7 +37,7 @@ def write_dali_index(
 
     Args:
         url: the shard, a path or a URL.
-        path: the file to write; by default, the one that DALI expects next to the shard, `dali_index_url`.
+        path: the file to write; by default, the one that DALI expects next to the shard.
         options: how the shard is indexed.
         storage_options: passed to a remote file system.
 
