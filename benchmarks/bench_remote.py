@@ -10,14 +10,13 @@ through a pipe. "our tar reader over urllib" is a limit: what reading costs with
 A last table compares reading samples by their indexes with streaming them, from the near server and with a latency of
 10 ms.
 
-Results on two cores with other load, which the server shares with the reader. From the near server, relative to
-webdataset: images 3.3, without read-ahead 4.3, over urllib 3.6 (in CPU time 2.4, 4.0 and 3.1); small samples 9.0, 10.0
-and 10.8 (9.5, 10.3 and 12.4). With a latency of 10 or 100 ms, photographs are decoded as fast as from the disk, within
-5 % (0.95 and 0.95; in CPU time 0.94 and 0.99), including the wait for the first response.
+Results on two idle cores, which the server shares with the reader. From the near server, relative to webdataset: images
+3.6, without read-ahead 4.3, over urllib 4.1 (in CPU time 2.3, 3.5 and 4.2); small samples 11.8, 11.7 and 13.9 (10.9,
+11.5 and 14.4). With a latency of 10 or 100 ms, photographs are decoded as fast as from the disk, within 6 % (0.98 and
+0.95; in CPU time 0.96 and 0.94), including the wait for the first response.
 
-By index, relative to streaming with one connection: with 10 ms, sequential order 1.5 (380 MB/s), shuffled orders 0.7
-(1,800 requests per second); from the near server 0.6 and 0.2, since a request takes 0.14 ms of processor time in the
-reader, 0.35 with 32 threads, and as much in the server.
+By index, relative to streaming: with 10 ms, sequential order 1.7 (444 MB/s), shuffled orders 0.9 (2,400 requests per
+second) with 0.3 ms of processor time each in the reader; from the near server 0.6 and 0.25.
 """
 
 from __future__ import annotations
