@@ -14,7 +14,8 @@ from wds_datapipes.errors import SpecError
 from wds_datapipes.io import urls as schemes
 from wds_datapipes.io.compression.formats import SHARD_SUFFIXES
 from wds_datapipes.io.openers import open_url, register_opener
-from wds_datapipes.shards.patterns import expand_urls, url_of
+from wds_datapipes.shards.listing import url_of
+from wds_datapipes.shards.patterns import expand_urls
 
 
 def expand(urls: Any, **variables: str) -> list[str]:

@@ -20,7 +20,6 @@ from wds_datapipes.pipes.samples.fields import FieldSelector as FieldSelector
 from wds_datapipes.pipes.samples.fields import KeyExtractor as KeyExtractor
 from wds_datapipes.pipes.samples.fields import KeyRenamer as KeyRenamer
 from wds_datapipes.pipes.samples.fields import TupleMaker as TupleMaker
-from wds_datapipes.pipes.samples.grouping import RecordLoader as RecordLoader
 from wds_datapipes.pipes.samples.grouping import SampleGrouper as SampleGrouper
 from wds_datapipes.pipes.samples.mapping import DictMapper as DictMapper
 from wds_datapipes.pipes.samples.mapping import MockSamples as MockSamples
@@ -29,11 +28,12 @@ from wds_datapipes.pipes.samples.mapping import SampleMapper as SampleMapper
 from wds_datapipes.pipes.samples.mapping import StreamComposer as StreamComposer
 from wds_datapipes.pipes.samples.mapping import TupleMapper as TupleMapper
 from wds_datapipes.pipes.samples.mixing import SampleMixer as SampleMixer
+from wds_datapipes.pipes.shards.directory_shards import DirectoryShards as DirectoryShards
 from wds_datapipes.pipes.shards.loading import ShardLoader as ShardLoader
+from wds_datapipes.pipes.shards.records import RecordLoader as RecordLoader
+from wds_datapipes.pipes.shards.resampling import ShardResampler as ShardResampler
 from wds_datapipes.pipes.shards.shard_cache import ShardCacher as ShardCacher
 from wds_datapipes.pipes.shards.shard_list import DatasetSpec as DatasetSpec
-from wds_datapipes.pipes.shards.shard_list import DirectoryShards as DirectoryShards
 from wds_datapipes.pipes.shards.shard_list import ShardList as ShardList
-from wds_datapipes.pipes.shards.shard_list import ShardResampler as ShardResampler
 from wds_datapipes.pipes.shards.writing import SampleWriter as SampleWriter
 from wds_datapipes.pipes.stage import Stage as Stage

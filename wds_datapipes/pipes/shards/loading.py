@@ -33,14 +33,10 @@ class ShardReadingStage(EngineStage[T_co]):
     open_shards: int
     on_error: OnError
 
-    def _store(self, source: IterDataPipe[str], kind: type[StreamOptions], arguments: Mapping[str, Any]) -> None:
-        """Store the arguments of the constructor, of which those named like an option of this kind are the options.
-
-        Options that determine the items become public, for the fingerprint of the pipeline.
-        """
+    def _store(self, source: IterDataPipe[str], options: StreamOptions) -> None:
+        """Store the arguments; options that determine the items become public, for the fingerprint of the pipeline."""
         shuffle_whole_lists(source)
         self.source = source
-        options = kind(**{each.name: arguments[each.name] for each in fields(kind)})
         # Not public as a whole: torch prints public attributes in messages, and the options may contain credentials.
         self._options = options
         hidden = {each.name for each in fields(StreamOptions)} - {"open_shards", "on_error"}
@@ -147,7 +143,21 @@ class ShardLoader(ShardReadingStage[Member]):
         limits: ReadLimits = DEFAULT_LIMITS,
         allow_local_files: bool = True,
     ) -> None:
-        self._store(source, ReadOptions, locals())
+        options = ReadOptions(
+            select_files=select_files,
+            rename_files=rename_files,
+            ignore_zeros=ignore_zeros,
+            end_marker=end_marker,
+            on_error=on_error,
+            storage_options=storage_options,
+            timeout_s=timeout_s,
+            retries=retries,
+            read_ahead=read_ahead,
+            open_shards=open_shards,
+            limits=limits,
+            allow_local_files=allow_local_files,
+        )
+        self._store(source, options)
 
     def __iter__(self) -> Iterator[Member]:
         if self.open_shards > 1:

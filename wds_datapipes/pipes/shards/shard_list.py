@@ -1,34 +1,24 @@
-"""Sources of shard URLs, drawing them with replacement, and shuffling of whole lists."""
+"""Sources of shard URLs, and shuffling of whole lists."""
 
 from __future__ import annotations
 
-import itertools
-import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from wds_datapipes.arguments import check_choice, check_integer, check_optional_integer
+from wds_datapipes.arguments import check_integer
 from wds_datapipes.datapipes import IterDataPipe, Shuffler
-from wds_datapipes.errors import EmptySourceError, SpecError
-from wds_datapipes.io.compression.formats import SHARD_SUFFIXES
-from wds_datapipes.pipes.declarations import Groups
 from wds_datapipes.pipes.foreign_stages import TORCH_BUFFER_SIZE, declared
 from wds_datapipes.pipes.inspection import library_of, name_of, sources_of, upstream
-from wds_datapipes.pipes.sharding import SplittingStage, rank_and_worker_of, share
-from wds_datapipes.pipes.stage import EngineStage, FunctionStage, register_stage
-from wds_datapipes.pipes.state.empty_passes import EmptyPassGuard
+from wds_datapipes.pipes.stage import EngineStage
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.pipes.state.shard_order import UrlList
-from wds_datapipes.seeds import derived_seed
-from wds_datapipes.shards.directory_queue import After, Select, take_files
-from wds_datapipes.shards.patterns import Rewrite, expand_braces, expand_urls
+from wds_datapipes.shards.patterns import Rewrite, expand_urls
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -325,157 +315,3 @@ class DatasetSpec(SeededStage, ListingStage[str]):
 
     def __len__(self) -> int:
         return len(self._mixture)
-
-
-#: The pattern of archive names, plain or compressed.
-ARCHIVES = f"*{{{','.join(SHARD_SUFFIXES)}}}"
-
-
-class DirectoryShards(FunctionStage[str]):
-    """Yield shards from a directory as soon as other programs have written them.
-
-    Before a shard is yielded, it is claimed by moving it to the subdirectory ``.claims``. All workers, ranks and
-    programs that read the directory thereby share its shards, and no two of them read the same one; torch rejects an
-    additional ``.sharding_filter()``. The assignment of shards depends on timing.
-
-    A shard counts as read when the next one is requested: put ``.load_wds_shards()`` directly after this stage. If
-    iteration is abandoned, the current shard is returned to the directory. If the process dies, another reader returns
-    it, because the system has released its lock (``flock``). A shard that counts as read is never returned, no matter
-    when the process dies. Several hosts may share a directory on a file system with locks between hosts, such as NFS 4
-    and CephFS.
-
-    The writing program must write each shard under another name, such as a hidden one, or in another directory of the
-    same file system, and rename it once it is complete. Symbolic links and hidden files are ignored.
-
-    Yields:
-        str: the path of each claimed shard, which ends in the shard's original name.
-
-    Args:
-        path: the directory.
-        pattern: the pattern of shard names, with ``*``, ``?``, ``[...]`` and braces. By default, it matches all names
-            with the extensions of shards, including compressed ones.
-        select: the shard to take next: the ``"oldest"``, or a ``"random"`` one.
-        after: what to do with a shard after reading: ``"keep"`` moves it to the subdirectory ``done``, ``"delete"``
-            removes it, and ``"return"`` puts it back, to be read again after the others. If the name already exists, it
-            is prefixed with a number.
-        poll_s: the interval between two scans of a directory without shards, in seconds.
-        timeout_s: how long to wait for a shard before iteration ends, in seconds; 0 ends it as soon as the directory
-            has no more shards. By default, the stage waits forever.
-
-    Raises:
-        SpecError: there is no such directory, or the pattern is invalid.
-        ShardOpenError: the directory cannot be written.
-
-    Examples:
-        >>> from wds_datapipes.testing import build_shard
-        >>> os.mkdir("inbox")
-        >>> shard = build_shard("inbox/a.tar", [{"__key__": "a", "cls": b"1"}, {"__key__": "b", "cls": b"2"}])
-        >>> samples = DirectoryShards("inbox", timeout_s=0).load_wds_shards().group_samples()
-        >>> [sample["cls"] for sample in samples]
-        [b'1', b'2']
-        >>> os.listdir("inbox/done")
-        ['a.tar']
-    """
-
-    is_stateless = False
-    claims_shards = True
-    replay_obstacle = "reads shards that may be gone by then"
-    function = staticmethod(take_files)
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        pattern: str = ARCHIVES,
-        *,
-        select: Select = "oldest",
-        after: After = "keep",
-        poll_s: float = 1.0,
-        timeout_s: float | None = None,
-    ) -> None:
-        if not Path(path).is_dir():
-            raise SpecError(f"DirectoryShards needs a directory, but there is none at {os.fspath(path)!r}")
-        if not pattern or "/" in pattern:
-            raise SpecError(f'pattern must be a pattern of file names, such as "train-*.tar", not {pattern!r}')
-        check_choice("select", select, Select)
-        check_choice("after", after, After)
-        if not 0 < poll_s < math.inf:
-            raise ValueError(f"poll_s must be a positive number of seconds, not {poll_s!r}")
-        if timeout_s is not None and not timeout_s >= 0:
-            raise ValueError(f"timeout_s must be a non-negative number of seconds or None, not {timeout_s!r}")
-        patterns = expand_braces(pattern)
-        self.path = os.fspath(path)
-        super().__init__(self.path, patterns=patterns, select=select, after=after, poll_s=poll_s, timeout_s=timeout_s)
-
-    def apply_sharding(self, num_of_instances: int, instance_id: int, sharding_group: object = None) -> None:
-        """Do nothing, because claims split the shards; loaders call this, and reject a second stage that defines it."""
-
-
-@register_stage("resample_wds_shards")
-class ShardResampler(SeededStage, SplittingStage[str]):
-    """Draw shards at random with replacement, endlessly by default (functional name: ``resample_wds_shards``).
-
-    Each worker of each rank draws from all shards independently. This stage therefore replaces ``.sharding_filter()``;
-    loaders refuse to split the data twice. The draws depend on the seed of the loader, which differs in each epoch, and
-    on the rank and the worker. Use ``.with_epoch()`` to end the epochs of an endless stream.
-
-    Yields:
-        str: the URLs drawn from ``source``.
-
-    Args:
-        source: yields URLs of shards. It is read once, at the start of an epoch.
-        count: the number of shards that the workers of a rank draw together in an epoch; unlimited by default.
-        seed: a number that is combined with the seed of the loader; change it to draw other shards.
-
-    Raises:
-        EmptySourceError: ``source`` yields nothing; or no item has left the pipeline after ten times as many draws as
-            there are shards.
-
-    Examples:
-        >>> drawn = list(ShardList("{a..c}.tar").resample_wds_shards(10))
-        >>> len(drawn), set(drawn) <= {"a.tar", "b.tar", "c.tar"}
-        (10, True)
-    """
-
-    repeats_shards = True
-    can_rotate = True
-
-    def __init__(self, source: IterDataPipe[str], count: int | None = None, *, seed: int = 0) -> None:
-        self.source = source
-        self.count = check_optional_integer("count", count, 1)
-        self.seed = check_integer("seed", seed)
-        self.groups: Groups = {}
-        #: The rotation of its share of ``count`` (see `rotate_assignments`).
-        self.turn = 0
-        self._rng = Random()
-        self._empty_passes = EmptyPassGuard()
-
-    def rotate_assignment(self, turn: int) -> None:
-        """Rotate the shares of ``count`` by ``turn`` workers."""
-        self.turn = turn
-
-    def reset(self) -> None:
-        """Start an epoch with the seed that was set for it, or one from torch's generator."""
-        instance = rank_and_worker_of(self.groups)
-        self._rng.seed(derived_seed("resample_wds_shards", self.seed, self.take_seed(), instance.rank, instance.worker))
-
-    def __iter__(self) -> Iterator[str]:
-        urls = list(self.source)
-        if not urls:
-            raise EmptySourceError("resample_wds_shards has no shards to draw from: its source is empty")
-        count = self._share()
-        for number in itertools.count() if count is None else range(count):
-            if number % len(urls) == 0:
-                self._empty_passes.check(self)
-            yield urls[int(self._rng.random() * len(urls))]
-
-    def __len__(self) -> int:
-        count = self._share()
-        if count is None:
-            raise TypeError("resample_wds_shards draws shards endlessly; it has a length only if count is set")
-        return count
-
-    def _share(self) -> int | None:
-        if self.count is None:
-            return None
-        instance = rank_and_worker_of(self.groups)
-        return share(self.count, instance._replace(worker=(instance.worker + self.turn) % instance.workers))
