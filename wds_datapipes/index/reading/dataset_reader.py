@@ -254,7 +254,7 @@ class DatasetReader:
             following._open_soon(shards)
 
     def begin(self, counters: Counters) -> None:
-        """Begin an epoch, for which shards may already have been opened; this pass uses their copies."""
+        """Begin an epoch, for which shards may already have been opened, and use their copies."""
         self.counters, self._is_ahead = counters, False
         for shard, opened in [*self._readers.items()]:
             if opened.done() and (opened.cancelled() or opened.exception() is not None):

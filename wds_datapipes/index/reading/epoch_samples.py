@@ -35,7 +35,7 @@ class EpochSamples:
         substitutes: whether samples are replaced; otherwise, their places stay empty.
 
     Attributes:
-        holes: the positions of other samples, and of none, that were found and not read yet.
+        holes: positions, found but not read yet, whose sample is replaced by another or left out.
         errors: the errors of shards whose index, and therefore samples, cannot be read.
     """
 

@@ -32,7 +32,7 @@ CLEANED = "cleaned"
 
 
 class IndexCopies:
-    """Reads indexes; those of remote shards from copies, of which all processes of a host map the same one.
+    """Reads indexes; those of remote shards from copies that all processes of a host map.
 
     The copies are in the folder ``indexes`` of ``cache_dir``, or else of a folder of this user below that for temporary
     files, which no other user may open. When a run first reads a copy, one of its processes asks the store whether the

@@ -36,7 +36,7 @@ SHOWN = 100
 
 
 class UnexpectedResponseError(Exception):
-    """A server has sent an unexpected response, which retrying would not change."""
+    """A server has sent an unexpected response that a retry would not change."""
 
 
 def is_web(scheme: str) -> bool:
@@ -130,7 +130,7 @@ class HttpClient:
     def open_steps(self, url: str, part: str | None = None, if_range: str | None = None) -> Steps[OpenedSource]:
         """Request a file, or the range ``part`` of it, such as ``"512-1023"`` or ``"512-"``.
 
-        With ``if_range``, an ETag, the server sends the whole file if it has another one.
+        With ``if_range``, an ETag, the server sends the whole file if the file has another ETag.
 
         Raises:
             UnexpectedResponseError: the response is neither the file nor that range.

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 #: The maximum number of connections that a process keeps open between requests; `IndexedSamples` uses this many.
 MAX_IDLE = 32
-#: The maximum number of seconds for which one is kept; servers and address translation in routers close them later.
+#: The maximum number of seconds that one is kept; servers and address translation in routers close them later.
 MAX_IDLE_S = 15.0
 #: The maximum size of the headers of a response in bytes.
 MAX_HEAD_BYTES = 256 << 10
@@ -102,7 +102,7 @@ class Connection:
 
 
 IdleConnection: TypeAlias = tuple[Hashable, Connection, float]
-"""The key of an idle connection, the connection, and the time since which it is idle."""
+"""The key of an idle connection, the connection, and the time at which it became idle."""
 
 
 class ConnectionPool:

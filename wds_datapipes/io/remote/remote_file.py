@@ -1,4 +1,4 @@
-"""Remote file: opened at any offset, any number of times; its streams, ranges and spans are of one version."""
+"""Remote file: opened at any offset, any number of times; all its streams and ranges read one version."""
 
 from __future__ import annotations
 
