@@ -45,6 +45,15 @@ it from its message alone, and turns classes with more arguments into a bare ``R
 from wds_datapipes.redaction import redact_text
 
 
+def plural(count: int, noun: str, nouns: str = "") -> str:
+    """Format a count with its noun, for messages.
+
+    >>> plural(1, "shard"), plural(1200, "shard"), plural(2, "copy", "copies")
+    ('1 shard', '1,200 shards', '2 copies')
+    """
+    return f"{count:,} {noun if count == 1 else nouns or f'{noun}s'}"
+
+
 class WdsError(Exception):
     """The base class of all exceptions of this package. Its message contains no credentials."""
 

@@ -90,7 +90,7 @@ def test_keys_are_found_in_the_order_of_the_request(pattern: str) -> None:
     assert table.find(["2-6", "0-0", "2-6"]).tolist() == [10, 0, 10]
     chosen = IndexedSamples(pattern, select=table.find(["2-6", "0-2"]), order="sequential")
     assert [sample["__key__"] for sample in chosen] == ["0-2", "2-6"]
-    with pytest.raises(KeyError, match=r"4 of 5 keys are not in the dataset: 'a', 'b', 'c', \.\.\."):
+    with pytest.raises(KeyError, match=r"lacks 4 of 5 keys: 'a', 'b', 'c', \.\.\."):
         table.find(["a", "b", "0-0", "c", "d"])
 
 

@@ -52,10 +52,10 @@ def test_different_selections_have_different_fingerprints() -> None:
     ("select", "error", "message"),
     [
         (slice(None, None, -1), ValueError, "backwards"),
-        ([0, 8], IndexError, "no sample 8 to select: there are 8 samples"),
+        ([0, 8], IndexError, "no sample 8 to select: numbers are at least 0 and below 8"),
         ([-1], IndexError, "no sample -1"),
         (np.array([1, 2**64 - 1], np.uint64), IndexError, "no sample 18446744073709551615"),
-        ([True, False], ValueError, "a mask of 2 samples, but there are 8"),
+        ([True, False], ValueError, "a mask of length 2, not 8, the number of samples"),
         ([0.5], TypeError, "not an array of float64"),
         ([[1]], ValueError, r"the shape \(1, 1\)"),
     ],
@@ -67,5 +67,5 @@ def test_selections_that_are_refused(select: Any, error: type[Exception], messag
 
 def test_a_function_that_selects_wrongly_is_refused_with_the_shard() -> None:
     masks: Any = [[True] * 4, [True] * 3]
-    with pytest.raises(ValueError, match="a mask of 3 samples, but there are 4 in shard 1"):
+    with pytest.raises(ValueError, match="a mask of length 3, not 4, the number of samples in shard 1"):
         Selection(np.asarray, np.array([4, 4]), read_index=masks.__getitem__)

@@ -258,7 +258,7 @@ def test_errors_of_the_function_are_not_retried(
     text: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with pytest.raises(ConversionError, match=f"(?s)1 of 1 shards could not be converted\\. .*{text}") as caught:
+    with pytest.raises(ConversionError, match=f"(?s)1 of 1 shard could not be converted\\. .*{text}") as caught:
         convert_shards(function, shards[:1], "out/", retries=3, num_workers=0, **options)
     assert not caplog.records
     assert type(caught.value.failures["0.tar"]) is error

@@ -137,7 +137,7 @@ def test_a_copy_that_a_worker_keeps_open_is_not_evicted() -> None:
         ({"lanes": 64}, "512 ranks do not divide 64 lanes"),
         ({"order": "global"}, 'samples: choose order="window", more lanes'),
         ({"lanes": 512, "cache_bytes": 10**9}, "choose cache_bytes=3200000000, or more lanes"),
-        ({"num_workers": 400}, "156 of 400 workers get no batch: an epoch has only 244"),
+        ({"num_workers": 400}, "no batch for 156 of 400 workers, because an epoch has only 244"),
         ({"global_batch_size": 512 * 1200}, "an epoch drops 385600 of 1000000 samples"),
     ],
 )

@@ -124,7 +124,7 @@ def test_a_log_that_lacks_samples_before_a_state_is_not_continued() -> None:
     state = begun(stream(2))
     (log,) = Path("log").rglob("*.positions")
     changes: dict[str, Any] = {
-        "it has 0 of the 2 samples before the state that was loaded": lambda: log.write_bytes(b"1234567"),
+        "it has only 0 of 2 samples before the loaded state": lambda: log.write_bytes(b"1234567"),
         "No such file or directory": log.unlink,
     }
     for message, change in changes.items():

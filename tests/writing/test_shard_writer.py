@@ -118,7 +118,7 @@ def test_each_shard_is_logged_on_request(verbose: bool, caplog: pytest.LogCaptur
     with caplog.at_level(logging.INFO, "wds_datapipes"):
         convert(samples(5), verbose=verbose)
     size = os.path.getsize("s-001.tar")
-    assert caplog.messages[1:] == ([f"Wrote s-001.tar: 1 samples, {size} bytes"] if verbose else [])
+    assert caplog.messages[1:] == ([f"Wrote s-001.tar: 1 sample, {size} bytes"] if verbose else [])
 
 
 def test_keys_are_checked_within_a_shard() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from wds_datapipes.cli._app import FAULT_FOUND, WRONG_USE, on_one_line, print_line, printable
-from wds_datapipes.errors import WdsError
+from wds_datapipes.errors import WdsError, plural
 from wds_datapipes.io.openers import redact
 from wds_datapipes.parallel.progress import human_bytes
 from wds_datapipes.prepare.shard_contents import ShardFault
@@ -18,15 +18,6 @@ from wds_datapipes.types import ShardInfo
 
 #: The number of skipped errors shown.
 SHOWN = 10
-
-
-def plural(count: int, noun: str, nouns: str = "") -> str:
-    """Format a count with its noun.
-
-    >>> plural(1, "shard"), plural(1200, "shard"), plural(2, "copy", "copies")
-    ('1 shard', '1,200 shards', '2 copies')
-    """
-    return f"{count:,} {noun if count == 1 else nouns or f'{noun}s'}"
 
 
 def size_of_shards(total: int, shards: int, unread: int) -> str:

@@ -10,8 +10,9 @@ from wds_datapipes.benchmark.measure import BenchmarkOptions, ShardBenchmark, me
 from wds_datapipes.cli._app import FAULT_FOUND, WrongUse, printable
 from wds_datapipes.cli._declaration import Positive
 from wds_datapipes.cli._options import ReadArguments, load_function
-from wds_datapipes.cli._report import plural, print_error, print_json, print_table
+from wds_datapipes.cli._report import print_error, print_json, print_table
 from wds_datapipes.codecs.images import IMAGE_SPECS
+from wds_datapipes.errors import plural
 from wds_datapipes.parallel.progress import human_bytes
 
 

@@ -8,7 +8,8 @@ from typing import Any, Literal
 from wds_datapipes.cli._app import WrongUse, printable
 from wds_datapipes.cli._declaration import Natural
 from wds_datapipes.cli._options import ReadArguments, wrong_use
-from wds_datapipes.cli._report import plural, print_json
+from wds_datapipes.cli._report import print_json
+from wds_datapipes.errors import plural
 from wds_datapipes.index.build_many import build_indexes
 from wds_datapipes.index.interop import dali_index_url, write_dali_index, write_wids_index
 from wds_datapipes.index.manifest import Manifest, read_manifest, write_manifest

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 from wds_datapipes.cli._app import WrongUse
 from wds_datapipes.cli._options import StoreArguments, parse_bytes, parse_pairs, wrong_use
-from wds_datapipes.cli._report import plural, print_json, print_table
+from wds_datapipes.cli._report import print_json, print_table
+from wds_datapipes.errors import plural
 from wds_datapipes.extras import require
 from wds_datapipes.index.manifest import read_manifest
 from wds_datapipes.io.prefetch import READ_AHEAD_BYTES

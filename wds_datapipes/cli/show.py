@@ -14,7 +14,8 @@ from typing import Any
 from wds_datapipes.cli._app import WrongUse, printable
 from wds_datapipes.cli._declaration import Natural, Positive
 from wds_datapipes.cli._options import ReadArguments
-from wds_datapipes.cli._report import end_with_faults, plural, print_json
+from wds_datapipes.cli._report import end_with_faults, print_json
+from wds_datapipes.errors import plural
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.small_files import write_sidecar
 from wds_datapipes.parallel.progress import ProgressMeter, human_bytes

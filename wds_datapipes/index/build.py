@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wds_datapipes.arguments import check_choice
-from wds_datapipes.errors import DuplicateKeyError, StaleSidecarError
+from wds_datapipes.errors import DuplicateKeyError, StaleSidecarError, plural
 from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.index.options import IndexOptions
 from wds_datapipes.index.reading.sample_reader import SampleReader, ShardRanges
@@ -248,7 +248,7 @@ def _difference(then: ShardIndex, now: ShardIndex) -> str:
     for number, (old, new) in enumerate(zip(then, now, strict=False)):
         if old != new:
             return f"sample {number} ({new.key!r}) is {new[1:]}, not {old.key!r}, {old[1:]}"
-    return f"it has {len(now)} samples up to byte {now.end}, not {len(then)} up to byte {then.end}"
+    return f"it has {plural(len(now), 'sample')} up to byte {now.end}, not {len(then)} up to byte {then.end}"
 
 
 def _stale(archive: str, found: str) -> StaleSidecarError:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from wds_datapipes.errors import CorruptSidecarError, MissingSidecarError, StaleSidecarError
+from wds_datapipes.errors import CorruptSidecarError, MissingSidecarError, StaleSidecarError, plural
 from wds_datapipes.index.build import DEFAULT_OPTIONS, ComputeColumns, build_index, columns_fingerprint
 from wds_datapipes.index.file_format import index_url, index_urls, read_index, write_index
 from wds_datapipes.index.manifest import Manifest
@@ -224,7 +224,8 @@ def shard_sizes(
         urls, counts, sizes = shards.urls, shards.counts.tolist(), shards.sizes.tolist()
     else:
         urls = resolve_shards(shards, access.storage_options)
-        action, find = f"finds or builds {len(urls)} indexes", partial(_find_or_build, urls, access)
+        action = f"finds or builds {plural(len(urls), 'index', 'indexes')}"
+        find = partial(_find_or_build, urls, access)
         facts = share_on_host(action, find, urls, access, access.storage_options)
         urls, counts, sizes = [[fact[column] for fact in facts] for column in range(3)]
     _check_cache(access, sizes, window, lanes)
@@ -271,8 +272,8 @@ def _check_cache(access: AccessOptions, sizes: Sequence[int] | Numbers, window: 
     need = max(int(np.max(sizes)), int(np.sum(sizes)) * count // len(sizes))
     if access.cache_bytes < need:
         raise ValueError(
-            f"cache_bytes={access.cache_bytes} is too small: {count} of the {len(sizes)} shards are read at a time, "
-            f"and need {need} bytes, so copies would be evicted before they were read. Choose at least that for each "
+            f"cache_bytes={access.cache_bytes} is too small: reading {count} of {plural(len(sizes), 'shard')} at a "
+            f"time takes {need} bytes, so copies would be evicted before they are read. Choose at least that for each "
             'rank of the host, order="window" with fewer window_shards, or more lanes'
         )
 

@@ -78,7 +78,7 @@ def write_index(index: ShardIndex, url: str, *, storage_options: Mapping[str, An
         >>> url = build_shard("a.tar", [{"__key__": "x", "txt": "one"}])
         >>> write_index(build_index(url), index_url(url))
         >>> read_index("a.tar.wdsidx")
-        <ShardIndex of 1 samples, 1 members, 10240 bytes>
+        <ShardIndex of 1 sample, 1 member, 10240 bytes>
     """
     write_sidecar(url, index_bytes(index), storage_options)
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from wds_datapipes.errors import CorruptSidecarError
+from wds_datapipes.errors import CorruptSidecarError, plural
 from wds_datapipes.io.host_results import share_on_host
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.small_files import folder_of, join_name, read_sidecar, within, write_sidecar
@@ -103,7 +103,7 @@ class Manifest:
                 added.append(shard)
             elif facts != [old.samples, old.bytes] or digest not in (None, old.sha256 or digest):
                 before, now = (
-                    f"{samples} samples in {size} bytes" + (f" with the digest {sha256}" if sha256 else "")
+                    f"{plural(samples, 'sample')} in {size} bytes" + (f" with the digest {sha256}" if sha256 else "")
                     for samples, size, sha256 in ((old.samples, old.bytes, old.sha256), (*facts, digest))
                 )
                 raise ValueError(f"{redact(url)} had {before} and now has {now}. Write new samples to new shards")
@@ -123,7 +123,7 @@ class Manifest:
         return hash(self.fingerprint)
 
     def __repr__(self) -> str:
-        return f"<Manifest of {len(self)} shards, {self.samples} samples, {self.bytes} bytes>"
+        return f"<Manifest of {plural(len(self), 'shard')}, {plural(self.samples, 'sample')}, {self.bytes} bytes>"
 
     @property
     def entries(self) -> tuple[ShardInfo, ...]:

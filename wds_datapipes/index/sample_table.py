@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from wds_datapipes.errors import DuplicateKeyError
+from wds_datapipes.errors import DuplicateKeyError, plural
 from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.index.build_many import shard_sizes
 from wds_datapipes.index.manifest import Manifest
@@ -172,7 +172,8 @@ class SampleTable:
         return len(self._keys)
 
     def __repr__(self) -> str:
-        return f"<SampleTable of {len(self)} samples in {len(self.urls)} shards, columns {list(self.columns)}>"
+        counts = f"{plural(len(self), 'sample')} in {plural(len(self.urls), 'shard')}"
+        return f"<SampleTable of {counts}, columns {list(self.columns)}>"
 
     def find(self, keys: Iterable[str]) -> Numbers:
         """Return the numbers of the samples with some keys, in the order of the keys.
@@ -185,7 +186,7 @@ class SampleTable:
         found = self._keys.find(wanted)
         if len(absent := np.flatnonzero(found < 0)):
             named = ", ".join(repr(wanted[at]) for at in absent[:NAMED]) + (", ..." if len(absent) > NAMED else "")
-            raise KeyError(f"{len(absent)} of {len(wanted)} keys are not in the dataset: {named}")
+            raise KeyError(f"The dataset lacks {len(absent)} of {plural(len(wanted), 'key')}: {named}")
         return found
 
     @cached_property
@@ -367,7 +368,7 @@ def numbers_of(chosen: Any, count: int, where: str = "", *, argument: str = "sel
         raise ValueError(f"{argument} must have one dimension, not the shape {found.shape}{where}")
     if found.dtype == bool:
         if len(found) != count:
-            raise ValueError(f"{argument} is a mask of {len(found)} samples, but there are {count}{where}")
+            raise ValueError(f"{argument} is a mask of length {len(found)}, not {count}, the number of samples{where}")
         return np.flatnonzero(found)
     if not len(found):
         return np.empty(0, np.int64)
@@ -376,5 +377,5 @@ def numbers_of(chosen: Any, count: int, where: str = "", *, argument: str = "sel
     numbers = np.sort(found)  # not converted before the check, because large unsigned numbers would become negative
     if numbers[0] < 0 or numbers[-1] >= count:
         wrong = numbers[0] if numbers[0] < 0 else numbers[-1]
-        raise IndexError(f"There is no sample {wrong} to {argument}: there are {count} samples{where}, numbered from 0")
+        raise IndexError(f"There is no sample {wrong} to {argument}: numbers{where} are at least 0 and below {count}")
     return numbers.astype(np.int64)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias, get_type_hints
 import numpy as np
 import numpy.typing as npt
 
-from wds_datapipes.errors import CorruptSidecarError, UnsupportedSidecarError
+from wds_datapipes.errors import CorruptSidecarError, UnsupportedSidecarError, plural
 from wds_datapipes.samples.keys import KeyRule, first_dot, last_dot
 from wds_datapipes.tar.headers import BLOCK, NAME_BYTES
 
@@ -186,7 +186,7 @@ class ShardIndex:
         """Return the position of a sample in its shard."""
         count = len(self)
         if not -count <= number < count:
-            raise IndexError(f"{self._name} has {count} samples, so there is no sample {number}")
+            raise IndexError(f"{self._name} has {plural(count, 'sample')}, so there is no sample {number}")
         return self._sample(number % count)
 
     def __iter__(self) -> Iterator[IndexedSample]:
@@ -207,7 +207,8 @@ class ShardIndex:
     __hash__ = None  # type: ignore[assignment]  # it compares arrays
 
     def __repr__(self) -> str:
-        return f"<ShardIndex of {len(self)} samples, {self.members} members, {self.facts.bytes} bytes>"
+        counts = f"{plural(len(self), 'sample')}, {plural(self.members, 'member')}"
+        return f"<ShardIndex of {counts}, {self.facts.bytes} bytes>"
 
     def __reduce__(self) -> tuple[Callable[..., ShardIndex], tuple[Any, ...]]:
         columns = {name: np.array(column) for name, column in self.columns.items()}  # arrays that own their memory

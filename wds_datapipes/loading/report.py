@@ -13,6 +13,7 @@ from typing import Any
 
 from wds_datapipes.counters import Skipped, sum_skipped
 from wds_datapipes.datapipes import IterDataPipe
+from wds_datapipes.errors import plural
 from wds_datapipes.parallel.progress import human_bytes
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.inspection import upstream
@@ -216,11 +217,11 @@ class LoadingReport:
         fetched, fetching_s = total.fetched_bytes, total.fetching_s
         stores = f"; {human_bytes(fetched)} came from stores, in {fetching_s:.1f} s" if fetched or fetching_s else ""
         hits, misses = int(total.figures["cache_hits"]), int(total.figures["cache_misses"])
-        stores += f"; {hits} of {hits + misses} shards were cached" if hits + misses else ""
+        stores += f"; {hits} of {plural(hits + misses, 'shard')} came from the cache" if hits + misses else ""
         return (
-            f"{self.epoch} epoch{'s' * (self.epoch != 1)}: {self.items:,} items, {human_bytes(total.bytes)}, from "
-            f"{makers}; the loop waited {total.waited_s:.1f} s for them, and they waited {total.waiting_s:.1f} s "
-            f"for the loop{stores}; skipped: {skipped or 0}"
+            f"{plural(self.epoch, 'epoch')}: {plural(self.items, 'item')}, {human_bytes(total.bytes)}, from {makers}; "
+            f"the loop waited {total.waited_s:.1f} s for them, and they waited {total.waiting_s:.1f} s for the loop"
+            f"{stores}; skipped: {skipped or 0}"
         )
 
 

@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import get_worker_info
 
 from wds_datapipes.datapipes import SHARDING_PRIORITIES, IterDataPipe
+from wds_datapipes.errors import plural
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.inspection import call_of, sources_of, splits, upstream
 from wds_datapipes.pipes.sharding import check_batch_sizes, groups_of, number_instances, splitters
@@ -285,7 +286,7 @@ def facts_of(
         workers: the number of processes that run it on this rank, if known.
         seed: the seed of this rank, unless the ranks agree on one.
     """
-    lists = [f"{len(urls)} shards from {_name(urls[0])} #{digest(map(_name, urls))}" for urls in _lists(pipe)]
+    lists = [f"{plural(len(urls), 'shard')} from {_name(urls[0])} #{digest(map(_name, urls))}" for urls in _lists(pipe)]
     facts = {
         "ranks": f"shares the data between {group.identity.ranks} ranks",
         "lists": f"lists {' and '.join(lists)}" if lists else "",

@@ -20,6 +20,7 @@ from wds_datapipes.errors import (
     MissingSidecarError,
     UnknownSchemeError,
     UnsafeInputError,
+    plural,
 )
 from wds_datapipes.io.remote.retry import is_systemic
 from wds_datapipes.redaction import redact, redact_text
@@ -218,7 +219,7 @@ class ErrorPolicy:
         """Warn about skipped items that were not reported yet."""
         total = self.skipped.total()
         if self._on_error == "warn" and total > len(self.skipped):
-            warn_user(f"{self._stage} skipped {total} items: {self._counts()}")
+            warn_user(f"{self._stage} skipped {plural(total, 'item')}: {self._counts()}")
 
     def _spend(self, budget: ErrorBudget, error: Exception) -> None:
         """Raise an error if the budget is exceeded."""

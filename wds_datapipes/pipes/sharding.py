@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
 from wds_datapipes.datapipes import SHARDING_PRIORITIES, IterDataPipe, graph
-from wds_datapipes.errors import StateError
+from wds_datapipes.errors import StateError, plural
 from wds_datapipes.pipes.declarations import Groups, instance_of
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.inspection import call_of, count_yielded, name_of, sources_of, splits, upstream
@@ -96,8 +96,8 @@ def check_batch_sizes(pipe: Any) -> None:
         if whole is None or whole % ranks or not whole // ranks % size:
             continue  # the source itself rejects a batch that the ranks cannot share
         message = (
-            f"{name_of(stage)} has a global_batch_size of {whole}, which is {whole // ranks} samples on each of "
-            f"{ranks} ranks, but .batch({size}) after it does not divide them. Pass "
+            f"{name_of(stage)} has a global_batch_size of {whole}, which is {plural(whole // ranks, 'sample')} per "
+            f"rank ({plural(ranks, 'rank')}), and .batch({size}) after it does not divide them evenly. Pass "
             f".batch({whole // ranks}), or global_batch_size={size * ranks}"
         )
         if is_sure:

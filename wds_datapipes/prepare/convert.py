@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from wds_datapipes.arguments import check_choice
 from wds_datapipes.codecs.decoding import Decoder
-from wds_datapipes.errors import ConversionError, ShardOpenError, StateError
+from wds_datapipes.errors import ConversionError, ShardOpenError, StateError, plural
 from wds_datapipes.io.compression.formats import strip_shard_suffix
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.prefetch import READ_AHEAD_BYTES
@@ -194,10 +194,10 @@ def _list_some(texts: Sequence[str]) -> list[str]:
 def _conversion_error(failures: Mapping[str, BaseException], shards: int, retries: int) -> ConversionError:
     listed = _list_some([f"{redact(url)}: {type(error).__name__}: {error}" for url, error in failures.items()])
     was_retried = not all(isinstance(failure, DETERMINISTIC_ERRORS) for failure in failures.values())
-    tries = f" in {retries + 1} attempts" if was_retried else ""
+    tries = f" in {plural(retries + 1, 'attempt')}" if was_retried else ""
     error = ConversionError(
-        f"{len(failures)} of {shards} shards could not be converted{tries}. The others are finished, and calling this "
-        f"again converts only the missing ones.\n" + "\n".join(listed)
+        f"{len(failures)} of {plural(shards, 'shard')} could not be converted{tries}. The others are finished, and "
+        "calling this again converts only the missing ones.\n" + "\n".join(listed)
     )
     for url, failure in failures.items():
         name = redact(url)

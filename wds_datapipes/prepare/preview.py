@@ -18,7 +18,7 @@ from wds_datapipes.codecs import UNSAFE, find_codec
 from wds_datapipes.codecs.field_chain import gunzip
 from wds_datapipes.codecs.images import IMAGE_EXTENSIONS, ImageDecoder, open_image
 from wds_datapipes.codecs.media import AUDIO_EXTENSIONS, VIDEO_EXTENSIONS
-from wds_datapipes.errors import MissingDependencyError
+from wds_datapipes.errors import MissingDependencyError, plural
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.read_limits import ReadLimits
 from wds_datapipes.parallel.progress import human_bytes
@@ -137,7 +137,7 @@ def _preview_text(data: bytes, characters: int) -> Preview:
 
 def _count_text(text: str) -> str:
     lines = text.count("\n") + (not text.endswith("\n"))
-    characters = f"text, {len(text):,} character{'' if len(text) == 1 else 's'}"
+    characters = f"text, {plural(len(text), 'character')}"
     return characters if lines <= 1 else f"{characters}, {lines:,} lines"
 
 
@@ -148,9 +148,9 @@ def _preview_value(value: Any) -> Preview:
         return Preview(describe(value))
     kind = type(value).__name__ if value is not None else "null"
     if isinstance(value, Mapping):
-        kind = f"{kind}, {len(value):,} entr{'y' if len(value) == 1 else 'ies'}"
+        kind = f"{kind}, {plural(len(value), 'entry', 'entries')}"
     elif isinstance(value, list | tuple):
-        kind = f"{kind}, {len(value):,} item{'' if len(value) == 1 else 's'}"
+        kind = f"{kind}, {plural(len(value), 'item')}"
     elif not isinstance(value, bool | int | float | None):
         return Preview(kind, reprlib.repr(value))
     line = json.dumps(value, ensure_ascii=False, default=_describe_value)

@@ -269,8 +269,8 @@ class _Planner:
         fair = -(-total // shape.hosts)
         if plan.idle_workers:
             yield (
-                f"{plan.idle_workers} of {shape.num_workers} workers get no batch: an epoch has only {plan.steps}; "
-                "choose a smaller num_workers or global_batch_size"
+                f"there is no batch for {plan.idle_workers} of {shape.num_workers} workers, because an epoch has only "
+                f"{plan.steps}: choose a smaller num_workers or global_batch_size"
             )
         if shape.hosts > 1 and plan.shards_per_host[1] > 2 * fair:
             lanes = math.lcm(shape.ranks, shape.lanes)

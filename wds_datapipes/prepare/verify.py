@@ -13,7 +13,7 @@ import numpy as np
 
 from wds_datapipes.codecs.decoding import DecoderChain
 from wds_datapipes.codecs.field_chain import convert_samples
-from wds_datapipes.errors import MissingSidecarError, ShardError, SidecarError, UnsafeInputError
+from wds_datapipes.errors import MissingSidecarError, ShardError, SidecarError, UnsafeInputError, plural
 from wds_datapipes.index.build import check_index
 from wds_datapipes.index.file_format import index_url, read_index
 from wds_datapipes.index.manifest import Manifest
@@ -252,7 +252,7 @@ def _decode(found: VerifiedShard, checks: Checks) -> None:
             except UnsafeInputError:
                 unsafe[name] += 1
     for name, count in unsafe.items():
-        where = f"{count:,} of {found.samples:,} samples"
+        where = f"{count:,} of {plural(found.samples, 'sample')}"
         text = f"{redact(found.url)}: {name!r} not decoded in {where}, because that could run code"
         found.notes.append(text)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from wds_datapipes.errors import plural
 from wds_datapipes.runs.steps import RunSteps
 
 
@@ -39,7 +40,7 @@ def provenance(pipeline: Any, state: Mapping[str, Any] | str | bytes) -> dict[st
 
 def as_markdown(facts: Mapping[str, Any]) -> str:
     """Return the result of `provenance` as tables in Markdown."""
-    lines = [f"Training data of {facts['steps']:,} steps:"]
+    lines = [f"Training data of {plural(facts['steps'], 'step')}:"]
     lines += _head("dataset", "shards", "samples", "digest", "samples seen", "epochs")
     for name, known in facts["datasets"].items():
         seen, epochs = known.get("samples_seen", 0), known.get("epochs", 0)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from wds_datapipes.errors import CacheError
+from wds_datapipes.errors import CacheError, plural
 from wds_datapipes.io.file_lock import AtomicFile
 from wds_datapipes.on_error.policy import note
 
@@ -155,7 +155,7 @@ def open_samples(path: str, stages: Sequence[str]) -> Generator[bytes, None, Non
         return payloads
     payloads.close()
     before = found if isinstance(found, list) else []
-    new = f"{len(before)} stages before the cache, but this pipeline has {len(stages)}"
+    new = f"{plural(len(before), 'stage')} before the cache, but this pipeline has {len(stages)}"
     new = next(
         (f"{old}, but this pipeline has {now}" for old, now in zip(before, stages, strict=False) if old != now), new
     )

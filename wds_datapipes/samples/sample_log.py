@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Literal, TypeAlias, TypeVar
 
-from wds_datapipes.errors import MissingSidecarError
+from wds_datapipes.errors import MissingSidecarError, plural
 from wds_datapipes.io.openers import redact
 from wds_datapipes.samples.fields import not_a_sample_error
 from wds_datapipes.shards.position import ItemCounter, SamplePosition
@@ -110,7 +110,9 @@ class PositionLog(ExitStack):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file, self._list = (self.enter_context(each.open(mode, 0)) for each in files)
             if (known := path.stat().st_size // BYTES) < count:
-                raise OSError(errno.ENODATA, f"it has {known} of the {count} samples before the state that was loaded")
+                raise OSError(
+                    errno.ENODATA, f"it has only {known} of {plural(count, 'sample')} before the loaded state"
+                )
             self._file.truncate(self._file.seek(count * BYTES))
             urls = os.fsdecode(self._list.read()).split("\0")
             self._list.seek(-len(os.fsencode(urls.pop())), os.SEEK_END)  # a part of one

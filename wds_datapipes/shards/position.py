@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
-from wds_datapipes.errors import ChangedShardError
+from wds_datapipes.errors import ChangedShardError, plural
 from wds_datapipes.shards.packed_rows import pack_rows, unpack_rows
 
 NextPosition: TypeAlias = tuple[int, int, str]
@@ -240,8 +240,8 @@ ALL_SHARDS = Resume()
 def missing_samples_error(count: int) -> ChangedShardError:
     """Return the error for buffered samples that cannot be found again."""
     return ChangedShardError(
-        f"{count} samples that a stage had buffered are not at their saved positions. A state can only be loaded "
-        "with the same shards that it was saved with"
+        f"A stage had buffered {plural(count, 'sample')} not found at the saved positions. A state can only be loaded "
+        "with the shards with which it was saved"
     )
 
 

@@ -16,6 +16,7 @@ from wds_datapipes.errors import (
     ShardError,
     SpecError,
     TruncatedShardError,
+    plural,
 )
 from wds_datapipes.extras import require
 from wds_datapipes.io.compression.formats import COMPRESSIONS
@@ -141,8 +142,8 @@ class RecordOptions(StreamOptions):
             names = self.fields or ()
             if len(names) != len(value):
                 raise DecodeError(
-                    f"is a list of {len(value)} values, but fields= has {len(names)} names. Pass fields= with a name "
-                    "for each value"
+                    f"is a list of {plural(len(value), 'value')}, but fields= has {plural(len(names), 'name')}. Pass "
+                    "fields= with a name for each value"
                 )
             return dict(zip(names, value, strict=True))
         if type(value) is not dict:

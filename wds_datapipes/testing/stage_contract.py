@@ -40,7 +40,7 @@ def check_stage(make_pipe: Callable[[], IterDataPipe[Any]]) -> None:
     name = type(pipe).__name__
     assert inspect.isgeneratorfunction(type(pipe).__iter__), f"{name}.__iter__ is not a generator function"
     expected = _items(pipe)
-    assert len(expected) >= 2, f"{name} yields {len(expected)} items, but the check needs two"
+    assert len(expected) >= 2, f"{name} yields fewer than two items, which the check needs"
     assert same_items(_items(pipe), expected), f"{name} yields other items when it is iterated again"
     assert same_items(_items(make_pipe()), expected), f"{name} yields other items when it is built again"
 
@@ -57,7 +57,7 @@ def check_stage(make_pipe: Callable[[], IterDataPipe[Any]]) -> None:
 
     loader = DataLoader(make_pipe(), batch_size=None, num_workers=1, generator=torch.Generator().manual_seed(0))
     received = list(loader)
-    assert len(received) == len(expected), f"{name} yields {len(received)} items in a worker, not {len(expected)}"
+    assert len(received) == len(expected), f"{name} yields {len(received)} of {len(expected)} items in a worker"
 
     found, known = ({id(each): each for each in some} for some in (pickled_stages(pipe), upstream(pipe)))
     assert found == known, f"{name} stores its sources where loaders do not find them: {[*found.values()]}"

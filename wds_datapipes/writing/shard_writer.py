@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeAlias
 
 from wds_datapipes.arguments import check_choice, check_integer
-from wds_datapipes.errors import EncodeError, SampleError, UnsafeInputError
+from wds_datapipes.errors import EncodeError, SampleError, UnsafeInputError, plural
 from wds_datapipes.io.compression.formats import find_compression
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.sinks import StreamSink, size_of
@@ -256,7 +256,7 @@ class ShardWriter:
         if self._journal is not None:
             self._journal.finish(self._number, info)
         if self._verbose:
-            LOG.info("Wrote %s: %d samples, %d bytes", redact(info.url), info.samples, info.bytes)
+            LOG.info("Wrote %s: %s, %d bytes", redact(info.url), plural(info.samples, "sample"), info.bytes)
         self.shards.append(info)
         self._shard = None
         self._number += self._step

@@ -103,9 +103,9 @@ def indexed(shards: Any, weights: Any = None, **options: Any) -> Any:
         (
             lambda: indexed("{0..3}.tar"),
             lambda: indexed("{0..2}.tar"),
-            "the dataset had 32 samples in 4 shards .* first 4 of 3 shards",
+            "the dataset had 32 samples in 4 shards .* the first 4 of 3 shards",
         ),
-        (lambda: indexed("{0..3}.tar"), lambda: indexed("{0,1,2,4}.tar"), "not those of the first 4 of 4 shards now"),
+        (lambda: indexed("{0..3}.tar"), lambda: indexed("{0,1,2,4}.tar"), "now has others in the first 4 of 4 shards"),
         (
             lambda: indexed("{0..3}.tar"),
             lambda: indexed("{0..3}.tar", select=slice(0, None, 2)),

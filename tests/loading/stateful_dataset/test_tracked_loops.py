@@ -196,7 +196,7 @@ def own_state(**changes: Any) -> Any:
     [
         (lambda: {"format": "x"}, "not the state of a loader, which has the key 'wds_datapipes'; its keys: 'format'"),
         (lambda: own_state(stages=["x"]), "different pipeline. Counted from the end, stage 0 was x"),
-        (lambda: state_with(num_workers=2, snapshot_every_n_steps=2), "1 steps before it was saved"),
+        (lambda: state_with(num_workers=2, snapshot_every_n_steps=2), "1 step before it was saved"),
         (
             lambda: state_with(num_workers=1)["_snapshot"]["_worker_snapshots"]["worker_0"]["dataset_state"],
             "one worker",

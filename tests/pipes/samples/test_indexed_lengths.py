@@ -110,10 +110,10 @@ def test_a_state_belongs_to_its_lengths_and_options(lengths: list[int]) -> None:
 @pytest.mark.parametrize(
     ("wrong", "error", "message"),
     [
-        ([1] * 99, ValueError, r"shape \(99,\), but the dataset has 100 samples"),
+        ([1] * 99, ValueError, r"100 lengths, one per sample of the dataset, not the shape \(99,\)"),
         ([1.5] * 100, TypeError, "integers as lengths, not float64"),
         ([1] * 99 + [-3], ValueError, "the length -3 for the sample 99 of the dataset"),
-        (len, ValueError, r"shape \(\), but .*0\.tar has 7 samples"),
+        (len, ValueError, r"7 lengths, one per sample of .*0\.tar, not the shape \(\)"),
     ],
 )
 def test_wrong_lengths_are_errors(wrong: Any, error: type[Exception], message: str) -> None:

@@ -190,9 +190,9 @@ def test_indexes_are_built_or_required(tmp_path: Path) -> None:
 def test_datasets_without_samples_are_named(manifest: Manifest, tmp_path: Path) -> None:
     full = build_shard(tmp_path / "full.tar", [{"__key__": "a", "cls": "1"}])
     empty = build_shard(tmp_path / "empty.tar", [])
-    with pytest.raises(EmptySourceError, match="There are no samples in 1 shards"):
+    with pytest.raises(EmptySourceError, match="There are no samples in 1 shard"):
         IndexedSamples([empty])
-    with pytest.raises(EmptySourceError, match=r"^A dataset of join= has no samples in 1 shards\. Check its pattern"):
+    with pytest.raises(EmptySourceError, match=r"^A dataset of join= has no samples in 1 shard\. Check its pattern"):
         IndexedSamples([full], join=[[empty]])
     with pytest.raises(EmptySourceError, match=f"select chooses none of the {COUNT} samples"):
         IndexedSamples(manifest, select=[])
@@ -236,7 +236,9 @@ def test_batches_that_do_not_divide_the_global_batch_are_refused(manifest: Manif
     def samples() -> Any:
         return IndexedSamples(manifest, global_batch_size=8)
 
-    message = r"a global_batch_size of 8, which is 8 samples on each of 1 ranks, but \.batch\(6\) .*global_batch_size=6"
+    message = (
+        r"a global_batch_size of 8, which is 8 samples per rank \(1 rank\), and \.batch\(6\) .*global_batch_size=6"
+    )
     for workers in (0, 2):
         with pytest.raises(ValueError, match=message):
             sizes(samples().wds_decode().batch(6), workers)
@@ -251,7 +253,7 @@ def test_a_batch_is_compared_with_the_part_of_a_rank(manifest: Manifest) -> None
         split_by_worker(split_by_rank(pipe, RankIdentity(2, 1)), WorkerIdentity(2, 0), RankIdentity(2, 1))
 
     split(4)
-    with pytest.raises(ValueError, match=r"which is 4 samples on each of 2 ranks, .*Pass \.batch\(4\)"):
+    with pytest.raises(ValueError, match=r"which is 4 samples per rank \(2 ranks\), .*Pass \.batch\(4\)"):
         split(8)
 
 
@@ -277,7 +279,7 @@ def test_a_batch_is_compared_with_the_part_of_a_rank(manifest: Manifest) -> None
             IndexedSamples,
             {"lanes": 64, "global_batch_size": 64, "remainder": "pad"},
             ValueError,
-            "lanes=64 is too large: an epoch has only 50 samples, and each lane needs at least one. Choose at most 50",
+            "lanes=64 is too large, because each lane needs at least one sample of an epoch. Choose at most 50",
         ),
         (IndexedSamples, {"order": "random"}, ValueError, 'order must be "global", "window" or "sequential", not'),
         (IndexedSamples, {"remainder": "fill"}, ValueError, 'remainder must be "drop", "pad" or "keep", not \'fill\''),

@@ -98,7 +98,7 @@ def test_a_report_has_hits_and_misses(pattern: str, folder: Path, tmp_path: Path
     assert found[0] == {"hits": 0, "misses": 5, "hits_bytes": 0, "misses_bytes": size}
     assert found[1] == {"hits": 5, "misses": 0, "hits_bytes": size, "misses_bytes": 0}
     assert second.as_dict()["cache_hit_rate"] == 1
-    assert "; 5 of 5 shards were cached;" in str(second)
+    assert "; 5 of 5 shards came from the cache;" in str(second)
 
 
 FIGURES = ("hits", "misses", "hits_bytes", "misses_bytes")

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from wds_datapipes.errors import EmptySourceError
+from wds_datapipes.errors import EmptySourceError, plural
 from wds_datapipes.index.order.permutation import Numbers
 
 Remainder: TypeAlias = Literal["drop", "pad", "keep"]
@@ -101,8 +101,8 @@ class BatchShare:
             )
         if self.count < self.batch and self.remainder == "drop":
             raise EmptySourceError(
-                f"IndexedSamples has {self.count} samples, but a global batch takes {self.batch}, so an epoch would be "
-                f'empty. Choose a smaller global_batch_size, or remainder="pad" or "keep"'
+                f"IndexedSamples has {plural(self.count, 'sample')}, but a global batch takes {self.batch}, so an "
+                'epoch would be empty. Choose a smaller global_batch_size, or remainder="pad" or "keep"'
             )
 
     @property

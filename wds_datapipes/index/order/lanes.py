@@ -38,8 +38,8 @@ def check_lanes(lanes: int, batch: int | None, count: int) -> None:
         )
     if count < lanes:
         raise ValueError(
-            f"lanes={lanes} is too large: an epoch has only {count} samples, and each lane needs at least one. Choose "
-            f"at most {count}"
+            f"lanes={lanes} is too large, because each lane needs at least one sample of an epoch. Choose at most "
+            f"{count}, the number of samples"
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from wds_datapipes.errors import StateError
+from wds_datapipes.errors import StateError, plural
 from wds_datapipes.index.order.phases import Phase, PhasePlan
 
 #: The attributes of a `Phase` that a record may contain, apart from its datasets and beginning.
@@ -63,8 +63,8 @@ def check_amendment(plan: PhasePlan, new: Phase, digest: Callable[[str, int], st
             problems.append(f"{owner} has samples in the rest of this epoch and can be removed at its end")
         elif own is not None and (own[0] < shards or digest(name, shards) != old):
             problems.append(
-                f"{owner} had {samples} samples in {shards} shards (#{old}), which are not those of the first {shards} "
-                f"of {own[0]} shards now. A dataset may only grow, by shards at its end"
+                f"{owner} had {plural(samples, 'sample')} in {plural(shards, 'shard')} (#{old}), but now has others in "
+                f"the first {shards} of {plural(own[0], 'shard')}. A dataset may only grow, by shards at its end"
             )
     if problems:
         raise StateError(f"This pipeline would repeat or lose samples of the run: {'; '.join(problems)}")

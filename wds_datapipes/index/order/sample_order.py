@@ -271,7 +271,7 @@ def check_lengths(lengths: Any, count: int, owner: str) -> Numbers:
     """
     found = np.asarray(lengths)
     if found.shape != (count,):
-        raise ValueError(f"bucket_by has lengths of the shape {found.shape}, but {owner} has {count} samples")
+        raise ValueError(f"bucket_by needs {count} lengths, one per sample of {owner}, not the shape {found.shape}")
     if not np.issubdtype(found.dtype, np.integer) and count:
         raise TypeError(f"bucket_by must have integers as lengths, not {found.dtype}")
     found = found.astype(np.int64)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from wds_datapipes.counters import Counters
-from wds_datapipes.errors import DuplicateKeyError, EmptySourceError, MisalignedShardsError
+from wds_datapipes.errors import DuplicateKeyError, EmptySourceError, MisalignedShardsError, plural
 from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.index.exclusions import Exclusions
 from wds_datapipes.index.file_format import index_urls
@@ -99,7 +99,7 @@ class IndexedShards:
         self._ahead: tuple[int, list[DatasetReader], ExitStack] | None = None
         self._passes = Passes()
         if not self.all_sizes.any():
-            raise EmptySourceError(f"There are no samples in {len(every)} shards. Check the pattern of the shards")
+            raise EmptySourceError(f"There are no samples in {plural(len(every), 'shard')}. Check their pattern")
         index_urls({*self.urls, *chain(*(other.urls for other, _ in join))}, access.index_dir)
         self._others, missing = [other for other, _ in join], [lacking for _, lacking in join]
         self._selection: Selection | None = None
@@ -130,9 +130,9 @@ class IndexedShards:
                 some = zip(shards[is_absent][:NAMED].tolist(), numbers[is_absent][:NAMED].tolist(), strict=True)
                 named = ", ".join(repr(reader.index_of(shard)[number].key) for shard, number in some)
                 raise MisalignedShardsError(
-                    f"{count} samples have no sample with their key in {len(other.urls)} shards from "
+                    f"There is no counterpart of {plural(count, 'sample')} in {plural(len(other.urls), 'shard')} from "
                     f"{redact(other.urls[0])}: {named}{', ...' if count > NAMED else ''}. Pass Join(shards, "
-                    'missing="skip") to leave them out, or missing="keep" to read them without its fields'
+                    'missing="skip") to leave out such samples, or missing="keep" to read them without those fields'
                 )
 
     def _select(
@@ -151,7 +151,7 @@ class IndexedShards:
         self.sizes = self._selection.sizes
         if not self.sizes.any():
             what = "select chooses none" if among is None else "select and join leave none"
-            raise EmptySourceError(f"{what} of the {self.all_sizes.sum()} samples")
+            raise EmptySourceError(f"{what} of the {plural(int(self.all_sizes.sum()), 'sample')}")
 
     def _select_by_name(self, reader: DatasetReader, select: Mapping[str, Select]) -> Numbers:
         """Return the numbers of the samples selected from each dataset, by default all."""
@@ -329,7 +329,7 @@ class IndexedShards:
         count = len(self)
         for number in numbers:
             if not -count <= number < count:
-                raise IndexError(f"The dataset has {count} samples, so there is no sample {number}")
+                raise IndexError(f"The dataset has {plural(count, 'sample')}, so there is no sample {number}")
         wanted = np.array([number % count for number in numbers])
         shards = np.searchsorted(self._ends, wanted, "right")
         if self._readers is None or self._readers[0] != os.getpid():  # a forked process needs its own connections

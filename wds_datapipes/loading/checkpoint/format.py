@@ -18,7 +18,7 @@ from itertools import islice
 from typing import Any
 from zlib import crc32
 
-from wds_datapipes.errors import StateError
+from wds_datapipes.errors import StateError, plural
 from wds_datapipes.pipes.state.description import PER_RANK
 from wds_datapipes.pipes.state.pipeline_state import load_state, next_epoch_state, refusing_corrupt_states
 
@@ -329,9 +329,9 @@ def _of_workers(state: Mapping[str, Any]) -> Checkpoint:
     """Return the checkpoint in the state of a ``StatefulDataLoader`` with workers."""
     if state["_steps_since_snapshot"]:
         raise StateError(
-            f"This state of a StatefulDataLoader contains the positions of its workers "
-            f"{state['_steps_since_snapshot']} steps before it was saved, and only a StatefulDataLoader can repeat "
-            f"these steps. To load it elsewhere, save it with snapshot_every_n_steps=1"
+            "This state of a StatefulDataLoader contains the positions of its workers "
+            f"{plural(state['_steps_since_snapshot'], 'step')} before it was saved, and only a StatefulDataLoader can "
+            "repeat what followed. To load it elsewhere, save it with snapshot_every_n_steps=1"
         )
     snapshot = state["_snapshot"]
     found = snapshot["_worker_snapshots"]

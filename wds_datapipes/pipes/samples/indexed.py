@@ -13,7 +13,7 @@ import numpy as np
 
 from wds_datapipes.arguments import check_choice, check_fields, check_integer, check_optional_integer
 from wds_datapipes.datapipes import MapDataPipe
-from wds_datapipes.errors import EmptySourceError, StateError
+from wds_datapipes.errors import EmptySourceError, StateError, plural
 from wds_datapipes.index.build_many import shard_sizes
 from wds_datapipes.index.exclusions import Exclusions
 from wds_datapipes.index.manifest import Manifest
@@ -191,7 +191,8 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         others = [(shard_sizes(each.shards, access), each.missing) for each in joined]
         for sizes, _ in others:
             if not any(size for _, size in sizes):
-                raise EmptySourceError(f"A dataset of join= has no samples in {len(sizes)} shards. Check its pattern")
+                count = plural(len(sizes), "shard")
+                raise EmptySourceError(f"A dataset of join= has no samples in {count}. Check its pattern")
         window = {"window": epoch.window_shards, "global": sys.maxsize if select is None else 1}.get(order, 1)
         self._shards = IndexedShards(
             {name: shard_sizes(dataset, access, window=window, lanes=lanes) for name, dataset in datasets.items()},

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from wds_datapipes.errors import StateError, WdsError
+from wds_datapipes.errors import StateError, WdsError, plural
 from wds_datapipes.pipes.declarations import Declarations
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import PipelineGraph
@@ -124,7 +124,8 @@ def load_state(
     stages = PipelineGraph(pipe).stateful_stages()
     if len(stages) != len(state):
         raise StateError(
-            f"The state has entries for {len(state)} stages, but {len(stages)} stages of the pipeline have a state"
+            f"The state has entries for {plural(len(state), 'stage')}, but the pipeline has "
+            f"{plural(len(stages), 'stage')} with a state"
         )
     waiting = list(again)
     for stage, own in reversed(list(zip(stages, state, strict=True))):

@@ -11,7 +11,7 @@ from zlib import crc32
 import numpy as np
 
 from wds_datapipes.datapipes import IterDataPipe
-from wds_datapipes.errors import StateError
+from wds_datapipes.errors import StateError, plural
 from wds_datapipes.pipes.stage import SnapshotStage, iterated_by_loader
 from wds_datapipes.shards.position import SamplePosition
 
@@ -104,7 +104,7 @@ class ReplayedItems(SnapshotStage[Any]):
                 raise self._mismatch(f"Item {made - 1} of the epoch differs")
             del item  # free its memory before the next one is created
         if made < count:
-            raise self._mismatch(f"The epoch now has {made} items, but had at least {count}")
+            raise self._mismatch(f"The epoch now has {plural(made, 'item')}, but had at least {count}")
         self._loaded = None
         for item in source:
             made += 1

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from wds_datapipes.datapipes import IterDataPipe
-from wds_datapipes.errors import ChangedShardError
+from wds_datapipes.errors import ChangedShardError, plural
 from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.inspection import splits, upstream
@@ -260,10 +260,9 @@ def _check(begun: list[Any], expected: Seen) -> None:
         found = _with(found, [_text(item, mask_credentials) for item in begun])
     if found != expected:
         raise ChangedShardError(
-            f"The list of shards has changed since the state was saved: it began with {expected[0]} items, up to "
-            f"{expected[2]}, but some of them differ or are missing: it now begins with {found[0]}, up to {found[2]}. "
-            f"The state records positions in this list, so samples would be repeated or skipped. Resume with the same "
-            f"list, in the same order"
+            f"The list of shards has changed since the state was saved. It began with {plural(expected[0], 'item')}, "
+            f"up to {expected[2]}, but now begins with {found[0]}, up to {found[2]}. The state records positions in "
+            "this list, so samples would be repeated or skipped. Resume with the same list, in the same order"
         )
 
 
