@@ -350,7 +350,7 @@ def test_a_cache_smaller_than_what_is_read_at_a_time_is_refused(
     for order, need in needs.items():
         options = {"order": order, "epoch": EpochOptions(window_shards=2)}
         dataset(nginx.http, shards, {"cache_dir": tmp_path, "cache_bytes": max(need, *sizes)}, **options)
-        with pytest.raises(ValueError, match=r"cache_bytes=\d+ is too small: [123] of the 3 shards"):
+        with pytest.raises(ValueError, match=r"cache_bytes=\d+ is too small: reading [123] of 3 shards"):
             dataset(nginx.http, shards, {"cache_dir": tmp_path, "cache_bytes": max(need, *sizes) - 1}, **options)
 
 

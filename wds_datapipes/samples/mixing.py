@@ -165,7 +165,7 @@ def interleave_samples(
             if shard is None:
                 raise ChangedShardError(
                     f"The state was saved while shard {following[0]} of the list was open, counted from 0, but the "
-                    "list has fewer shards now. A state can only be loaded with the same shards that it was saved with"
+                    "list has fewer shards now. A state can only be loaded with the shards it was saved with"
                 )
             give_turn(shard, following)
         unread = (shard for shard in shards if resume.unread(shard.number))

@@ -241,7 +241,7 @@ def missing_samples_error(count: int) -> ChangedShardError:
     """Return the error for buffered samples that cannot be found again."""
     return ChangedShardError(
         f"A stage had buffered {plural(count, 'sample')} not found at the saved positions. A state can only be loaded "
-        "with the shards with which it was saved"
+        "with the shards it was saved with"
     )
 
 

@@ -195,7 +195,7 @@ def test_a_changed_shard_is_an_error_and_yields_no_sample(
     build_shard(name, samples())
     state = state_at(pipeline(url, buffer_size), 40)
     build_shard(name, other())
-    with pytest.raises(ChangedShardError, match=r"with the (same|very) shards that it was saved with"):
+    with pytest.raises(ChangedShardError, match="with the shards it was saved with"):
         next(iter(resumed(pipeline(url, buffer_size, on_error=on_error), state)))
 
 

@@ -384,10 +384,12 @@ def test_exclusions_that_leave_or_match_nothing_are_reported(manifest: Manifest,
     def read(exclude: Any) -> list[str]:
         return keys(IndexedSamples(manifest, remainder=remainder, epoch=EpochOptions(exclude=exclude)))
 
-    with pytest.raises(EmptySourceError, match=r"exclude=\) leaves out a sample of an epoch of 50, and 100 others"):
+    with pytest.raises(
+        EmptySourceError, match=r"exclude=\) leaves out a sample of an epoch of 50 and all 100 substitutes"
+    ):
         read(lambda index: np.ones(len(index), bool))
     with pytest.warns(
-        UserWarning, match=r"No sample has 2 of the keys in EpochOptions\(exclude=\): '3-01', 'web'. Compare"
+        UserWarning, match=r"No sample has the following 2 keys of EpochOptions\(exclude=\): '3-01', 'web'. Compare"
     ):
         read(["web", "3-1", "3-01"])
     for wrong, message in (({"3-1"}, "a list, not a set"), ([3], "keys and functions, not of 3")):

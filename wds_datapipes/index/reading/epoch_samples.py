@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 import numpy as np
 import numpy.typing as npt
 
-from wds_datapipes.errors import EmptySourceError, WdsError
+from wds_datapipes.errors import EmptySourceError, WdsError, plural
 from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.order.sample_order import TRIES, LaneOrder
 from wds_datapipes.index.reading.dataset_reader import Chunk, DatasetReader, split_by_shards
@@ -23,20 +23,20 @@ from wds_datapipes.user_warnings import warn_user
 class EpochSamples:
     """The samples at the positions of an epoch.
 
-    An excluded sample, and an unreadable one if the policy skips errors, is replaced by another sample of the epoch,
-    which the position determines. It is from the same lane and dataset, unless none of the first ones tried remains.
-    Nothing shifts, for any number of ranks and workers. The index of a shard determines its excluded samples before the
-    shard is opened.
+    Another sample of the epoch replaces each excluded sample and, if the policy skips errors, each unreadable one. The
+    position determines this substitute. It is from the same lane and dataset, unless none of the first candidates can
+    be used. No other sample moves, for any number of ranks and workers. The index of a shard determines its excluded
+    samples before the shard is opened.
 
     Args:
         shards: the shards.
         readers: the readers of the shards and of joined shards.
         order: the order of the epoch.
-        substitutes: whether samples are replaced; otherwise, their places stay empty.
+        substitutes: whether samples are replaced; otherwise, their positions stay empty.
 
     Attributes:
-        holes: positions, found but not read yet, whose sample is replaced by another or left out.
-        errors: the errors of shards whose index, and therefore samples, cannot be read.
+        holes: the positions, found but not read yet, whose samples are replaced or left out.
+        errors: the errors of shards whose indexes cannot be read, so that their samples cannot be read either.
     """
 
     def __init__(
@@ -45,8 +45,8 @@ class EpochSamples:
         self._shards, self._readers, self._order, self._substitutes = shards, readers, order, substitutes
         self.holes, self.errors = set[int](), dict[int, WdsError | OSError]()
         self._mask = lru_cache(shards.most_open)(self._find_excluded)
-        #: Whether the excluded samples of each shard were found, the names of the datasets and the keys of these, and
-        #: whether others remain.
+        #: For each shard, whether its excluded samples were found; their datasets and keys; and whether any shard has
+        #: samples that are not excluded.
         self._is_known, self._found = shards.all_sizes == 0, set[tuple[str, str]]()
         self._leaves_some = False
 
@@ -56,7 +56,7 @@ class EpochSamples:
         Iteration ends at the first error for which a handler returns False.
 
         Args:
-            chunks: arrays of positions; those from the length of the epoch on are padding.
+            chunks: arrays of positions; positions beyond the end of the epoch are padding.
             policy: what to do with samples that cannot be read.
 
         Raises:
@@ -97,11 +97,11 @@ class EpochSamples:
             for item in self._shards.stream(self._readers, [self._others(np.array([position]), number)]):
                 if isinstance(item, dict):
                     return item  # errors of other samples are reported at their own positions
-        note(error, f"{TRIES} other samples of the epoch, which were tried in its place, could not be read either")
+        note(error, f"{TRIES} other samples of the epoch were tried as substitutes, but none could be read")
         raise error
 
     def locate(self, positions: Numbers) -> Iterator[tuple[Numbers, Chunk]]:
-        """Yield positions, with the shards of the samples to read there, or -1, and their numbers in these.
+        """Yield positions, with the shards of the samples to read there, or -1, and the samples' numbers in the shards.
 
         Raises:
             EmptySourceError: all or nearly all samples are excluded.
@@ -130,12 +130,12 @@ class EpochSamples:
         for error in self.errors.values():
             raise error
         raise EmptySourceError(
-            f"EpochOptions(exclude=) leaves out a sample of an epoch of {len(self._order)}, and {TRIES} others, which "
-            "were tried in its place. If only few remain, choose them with select= instead"
+            f"EpochOptions(exclude=) leaves out a sample of an epoch of {len(self._order)} and all {TRIES} substitutes "
+            "tried. If only a few samples remain, choose them with select= instead"
         )
 
     def _others(self, positions: Numbers, number: int) -> Chunk:
-        """Return samples to read in place of others, with shard -1 where they are excluded or do not fit."""
+        """Return substitutes for samples; shard -1 means that a substitute is excluded or from another dataset."""
         shards, numbers = self._shards.find(self._order.find(self._order.substitutes(positions, number)))
         is_unfit = self._are_excluded(shards, numbers)
         if number <= TRIES * 3 // 4:
@@ -153,7 +153,7 @@ class EpochSamples:
         return are_excluded
 
     def _find_excluded(self, shard: int) -> npt.NDArray[np.bool_]:
-        """Return a mask of the excluded samples of a shard, which are all if its index cannot be read."""
+        """Return a mask of the excluded samples of a shard; if its index cannot be read, all are excluded."""
         (name,) = self._shards.names(np.array([shard]))
         try:
             mask, keys = self._shards.exclusions.find_in(name, self._readers[0].index_of(shard))
@@ -175,6 +175,6 @@ class EpochSamples:
         if unknown := sorted(key for name, key in keys if (name, key) not in self._found):
             named = ", ".join(map(repr, unknown[:NAMED])) + (", ..." if len(unknown) > NAMED else "")
             warn_user(
-                f"No sample has {len(unknown)} of the keys in EpochOptions(exclude=): {named}. Compare them "
-                "with those that wds-datapipes ls prints"
+                f"No sample has the following {plural(len(unknown), 'key')} of EpochOptions(exclude=): {named}. "
+                "Compare with the keys that wds-datapipes ls prints"
             )

@@ -1,4 +1,4 @@
-"""Index copies: the indexes of remote shards, downloaded once per host, and mapped by all of its processes."""
+"""Index copies: the indexes of remote shards, downloaded once per host and mapped by all of its processes."""
 
 from __future__ import annotations
 
@@ -32,12 +32,11 @@ CLEANED = "cleaned"
 
 
 class IndexCopies:
-    """Reads indexes; those of remote shards from copies that all processes of a host map.
+    """Reads indexes. All processes of a host map the same copies of the indexes of remote shards.
 
-    The copies are in the folder ``indexes`` of ``cache_dir``, or else of a folder of this user below that for temporary
-    files, which no other user may open. When a run first reads a copy, one of its processes asks the store whether the
-    index is still the same: of the ranks on a host, and the workers that have received this object. If there can be no
-    copies, indexes are read into memory.
+    The copies are in the folder ``indexes`` of ``cache_dir``. Without it, they are in a temporary folder that only this
+    user may open. When a run first reads a copy, one of its processes on the host asks the store whether the index is
+    still the same; the others rely on the answer. If no copy can be made, the index is read into memory.
 
     Args:
         access: has ``cache_dir`` and the options of the store.
@@ -70,17 +69,17 @@ class IndexCopies:
             raise MissingSidecarError(str(error)) from None
         except (CacheError, OSError) as error:
             self._has_failed = True
-            LOGGER.warning("Each process reads the indexes of remote shards into its memory: %s", error)
+            LOGGER.warning("Each process reads the indexes of remote shards into its own memory: %s", error)
         except ValueError:  # it is damaged, and pinned by the frames of the error
             pass
         self._folder.discard(url, CorruptSidecarError())
         return read_index(url, **self._options)
 
     def _prepare_folder(self) -> None:
-        """Check that the folder belongs to this user, and remove copies that no run has used for a day.
+        """Check that the folder belongs to this user and remove copies that no run has used for a day.
 
         Raises:
-            CacheError: another user may change the copies.
+            CacheError: another user could change the copies.
             OSError: the folder cannot be created.
         """
         if self._is_private:

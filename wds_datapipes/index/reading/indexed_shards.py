@@ -50,8 +50,8 @@ class IndexedShards:
         datasets: for each dataset, the URL and the number of samples of each shard. A single dataset has the name
             ``""``.
         select: which samples; by default all. With several datasets, a function, or a mapping from names of datasets.
-        join: other datasets, whose fields are added to the samples with the same keys, and what to do with samples
-            without a counterpart in them.
+        join: other datasets whose fields are added to the samples with the same keys, and what to do with samples
+            that have no counterpart there.
         lengths: the length of each selected sample, or a function that returns those of all samples of a shard.
         exclude: the samples that an epoch replaces with others; see `Exclusions`.
         fields: the fields to read; by default all.
@@ -138,7 +138,7 @@ class IndexedShards:
     def _select(
         self, reader: DatasetReader, select: Select | Mapping[str, Select] | None, missing: Sequence[Lacking]
     ) -> None:
-        """Restrict the datasets to the selected samples that have all required counterparts."""
+        """Restrict the datasets to the selected samples with all required counterparts."""
         masks = [join >= 0 for join, lacking in zip(self._joins, missing, strict=True) if lacking == "skip"]
         among = np.logical_and.reduce(masks) if masks else None
         selects = by_dataset("select", select, self.parts)
@@ -212,11 +212,11 @@ class IndexedShards:
             yield readers
 
     def open_ahead(self, readers: Sequence[DatasetReader], chunk: Chunk) -> None:
-        """Begin to open the shards of samples with which the next epoch begins, until `open` is called for it.
+        """Begin to open the shards of the first samples of the next epoch, for which `open` is called later.
 
         Args:
             readers: the result of `open`.
-            chunk: the shards of the samples, and their places among the selected samples of the shards.
+            chunk: the shards of the samples, and their positions among the selected samples of the shards.
         """
         own = self.find(chunk)
         others = zip(self._joins, self._others, strict=True)
@@ -236,19 +236,19 @@ class IndexedShards:
         return [stack.enter_context(each.open_reader(**options)) for each in (self, *self._others)]
 
     def open_reader(self, **options: Any) -> DatasetReader:
-        """Open a reader of these shards alone, and of their indexes."""
+        """Open a reader of these shards and their indexes, without joined datasets."""
         options |= {"fields": self._fields, "names": self._names, "indexes": self._indexes}
         return DatasetReader(self.urls, self.all_sizes, self._access, **options)
 
     def stream(self, readers: Sequence[DatasetReader], chunks: Iterable[Chunk]) -> Iterator[Item]:
         """Yield samples with the fields of all joined datasets, with an error in place of each unreadable one.
 
-        A sample without a counterpart in another dataset lacks its fields. If two datasets have the same field, the
-        error is a `DuplicateKeyError`.
+        A sample without a counterpart in another dataset lacks that dataset's fields. If two datasets have the same
+        field, the error is a `DuplicateKeyError`.
 
         Args:
             readers: the result of `open`.
-            chunks: the shards of some samples, or -1, and their numbers in these.
+            chunks: the shards of some samples, or -1, and the samples' numbers in these shards.
         """
         own, *copies = tee(chunks, len(readers))
         samples = readers[0].stream(own)
@@ -268,7 +268,7 @@ class IndexedShards:
         return np.where(wanted < 0, -1, found), wanted - other._starts[found]
 
     def find(self, chunk: Chunk) -> Chunk:
-        """Return the shards of samples, and their numbers in these, from their places among the selected samples."""
+        """Convert positions among the selected samples of shards to numbers of samples in these shards."""
         shards, places = chunk
         return shards, places if self._selection is None else self._selection.find(shards, places)
 
@@ -288,8 +288,8 @@ class IndexedShards:
             epoch: the number of the epoch.
             order: the order of samples within each dataset.
             options: the widths of windows.
-            seed: the seed of the epoch, if it has each sample once, and of batches by length.
-            run: the seed of the run, if it draws from the datasets.
+            seed: the seed of batches by length and of an epoch that has each sample once.
+            run: the seed of a run that draws from the datasets.
         """
         first, window = plan.phase_of(epoch), options.window_shards
         lanes = Lanes(first.count, first.batch, plan.lanes)
@@ -371,7 +371,7 @@ def _index_from(reader: DatasetReader, first: int, shard: int) -> ShardIndex:
 
 
 class FieldConflictError(DuplicateKeyError):
-    """Two joined datasets have the same field, which no error policy skips, because it affects all samples."""
+    """Two joined datasets have the same field. No error policy skips this error, because it affects all samples."""
 
     concerns_all = True
 
@@ -387,14 +387,14 @@ def join_fields(sample: Item, counterparts: Iterable[Item]) -> Item:
             return other
         if other["__key__"] != sample["__key__"]:
             return MisalignedShardsError(
-                f"{describe_sample(sample)} was joined with {describe_sample(other)}, which has another key. An index "
-                "was replaced after the dataset was opened: open it again"
+                f"{describe_sample(sample)} was joined with {describe_sample(other)}, but their keys differ. An index "
+                "was replaced after the dataset was opened: open the dataset again"
             )
         added = {name: value for name, value in other.items() if name[:2] != "__"}
         if repeated := added.keys() & sample.keys():
             return FieldConflictError(
-                f"join got {min(repeated)!r} from {redact(str(other['__url__']))} for {describe_sample(sample)}, which "
-                "already has this field. Choose other fields with fields="
+                f"join cannot add the field {min(repeated)!r} from {redact(str(other['__url__']))}, because "
+                f"{describe_sample(sample)} already has it. Choose other fields with fields="
             )
         sample |= added
     return sample

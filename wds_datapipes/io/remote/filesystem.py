@@ -65,11 +65,11 @@ os.register_at_fork(before=_hold_filesystems, after_in_parent=_inherited.pop)
 
 
 class RemotePath:
-    """A path on a store: its file system, its retries, and the texts of its errors without credentials.
+    """A path on a store, with its file system, its retries and its error messages, which contain no credentials.
 
     Args:
         url: ``scheme://...``.
-        storage_options: passed to the file system, such as credentials and an endpoint. Never printed.
+        storage_options: options for the file system, such as credentials and an endpoint. They are never printed.
         timeout_s: see `split_timeouts`.
         retries: see `split_timeouts`.
         pause: sleeps for a number of seconds; ``time.sleep`` by default.
@@ -115,8 +115,8 @@ class RemotePath:
         known = {*known_implementations, *registry}
         if self.scheme not in known:
             raise UnknownSchemeError(
-                f"There is no opener for the scheme {self.scheme!r} of {redact(url)}. Known schemes: "
-                f"{', '.join(known_schemes())} and, by fsspec, {', '.join(sorted(known))}. Register your own with "
+                f"There is no opener for the scheme {self.scheme!r} of {redact(url)}. The known schemes are "
+                f"{', '.join(known_schemes())} and, through fsspec, {', '.join(sorted(known))}. Register your own with "
                 f"register_opener({self.scheme!r}, function), or read the output of a command with pipe:COMMAND"
             )
         try:
@@ -144,10 +144,10 @@ class RemotePath:
         return filesystem, path
 
     def filesystem_of_file(self) -> Any:
-        """Return the file system to open a file with.
+        """Return the file system for a new file.
 
-        Each file on an SFTP server has its own connection: paramiko mixes up the responses to two threads, and a broken
-        connection stays broken.
+        Each file on an SFTP server has its own connection, because paramiko mixes up the responses to two threads and
+        does not recover from a broken connection.
         """
         if self.scheme not in SFTP:
             return self.filesystem
@@ -158,7 +158,7 @@ class RemotePath:
             return self._unused.pop()
 
     def call(self, attempt: Callable[[], T]) -> T:
-        """Call ``attempt`` and return its result, with retries after transient errors.
+        """Call ``attempt`` and return its result; retry after transient errors.
 
         Raises:
             Exception: the error of the last attempt.
@@ -189,8 +189,8 @@ class RemotePath:
         status, text = getattr(error, "status", None), self.hide(str(error))
         if is_untrusted(error) and self.scheme in SFTP:
             return (
-                f"the key of the server is not trusted ({text}). Compare it with that of its administrator, and add it "
-                'to ~/.ssh/known_hosts, or to a file in storage_options={"known_hosts": ...}'
+                f"the key of the server is not trusted ({text}). Ask the server's administrator whether it is right, "
+                'and add it to ~/.ssh/known_hosts or to a file that storage_options={"known_hosts": ...} names'
             )
         if is_untrusted(error):
             return (
@@ -210,7 +210,7 @@ class RemotePath:
 
     @contextmanager
     def replace_errors(self, describe: Callable[[Exception], Exception]) -> Iterator[None]:
-        """Raise the result of a function for a library's error, without chaining that, as it may contain credentials.
+        """Replace a library's error, without chaining it, because it may contain credentials.
 
         Raises:
             WdsError: any error of this package.
@@ -241,11 +241,11 @@ def store_of(url: str) -> str:
     return f"{scheme}://{re.split('[/?#]', rest.lstrip('/'), maxsplit=1)[0].rpartition('@')[2]}"
 
 
-#: A store has failed after this many seconds without a byte, unless its library has a default of its own.
+#: A store has failed if it sends no byte for this many seconds, unless its library has its own default.
 TIMEOUT_S = 30.0
 #: Retries for one shard, and the total seconds of their pauses.
 RETRIES, RETRY_S = 10, 300.0
-#: A store has failed after this many seconds without a response, or two time-outs if longer, even if retries remain.
+#: A store has failed if it does not respond for this many seconds or two time-outs, whichever is longer.
 SILENT_S = 60.0
 #: The total time-out of a request to Google Cloud Storage in seconds: aiohttp's default.
 GOOGLE_REQUEST_S = 300.0
@@ -254,15 +254,15 @@ GOOGLE_REQUEST_S = 300.0
 def split_timeouts(
     storage_options: Mapping[str, Any] | None, timeout_s: float | None = None, retries: int | None = None
 ) -> tuple[dict[str, Any], float | None, int]:
-    """Split time-out and number of retries off from the storage options; the arguments take precedence.
+    """Separate the time-out and the number of retries from the storage options; the arguments take precedence.
 
     >>> split_timeouts({"anon": True, "timeout_s": 5, "retries": 2}, retries=3)
     ({'anon': True}, 5, 3)
 
     Args:
         storage_options: the storage options of a store.
-        timeout_s: the seconds without a byte after which it has failed; None is the default of its library, or
-            `TIMEOUT_S`.
+        timeout_s: the number of seconds without a byte after which the store has failed; None means the default of its
+            library, or else `TIMEOUT_S`.
         retries: the total number of retries for one shard.
 
     Raises:
@@ -280,12 +280,12 @@ def split_timeouts(
 
 
 def silent_after(timeout_s: float) -> float:
-    """Return the seconds without a response after which a store has failed."""
+    """Return how many seconds a store may take to respond before it has failed."""
     return max(SILENT_S, 2 * timeout_s)
 
 
 def with_timeouts(scheme: str, options: Mapping[str, Any], timeout_s: float | None) -> dict[str, Any]:
-    """Return storage options with time-outs added, in the form that the library of a scheme expects.
+    """Add time-outs to storage options, in the form that the library of a scheme expects.
 
     >>> with_timeouts("s3", {"anon": True}, 20)
     {'anon': True, 'config_kwargs': {'signature_version': 's3v4', 'connect_timeout': 20, 'read_timeout': 20}}
@@ -295,7 +295,7 @@ def with_timeouts(scheme: str, options: Mapping[str, Any], timeout_s: float | No
     Args:
         scheme: the scheme of the URL.
         options: the user's options, which take precedence.
-        timeout_s: the time-out in seconds; None keeps a library's default, and is `TIMEOUT_S` for those without one.
+        timeout_s: the time-out in seconds; None means the default of the library, or `TIMEOUT_S` if it has none.
     """
     if scheme in ("s3", "s3a"):
         limits = {} if timeout_s is None else {"connect_timeout": timeout_s, "read_timeout": timeout_s}

@@ -1,4 +1,4 @@
-"""Files of fsspec, read in blocks with a time-out each, all from the same version of the file."""
+"""Files opened by fsspec, read in blocks that have time-outs and belong to the same version of the file."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ VERSION_FACTS = (
     *("ETag", "etag", "LastModified", "last_modified", "mtime", "updated", "generation", "version_id"),
     *("blob_id", "created", "modified"),
 )
-#: The ones that differ between any two versions, like a strong ETag.
+#: Of these, the names whose values differ between any two versions, like a strong ETag.
 NUMBERS_OF_VERSIONS = ("generation", "version_id")
 #: Schemes whose file systems request ranges by name alone, so that a range may belong to another version of the file.
 UNGUARDED = frozenset({"abfs", "abfss", "az", "gcs", "gs", "hf"})
 
 
 class FileExpired(OSError):
-    """The file was replaced while it was read. Named as the equivalent error of s3fs."""
+    """The file was replaced while it was read. s3fs has an equivalent error of the same name."""
 
 
 class FsspecStore:
-    """A file of fsspec, opened at any offset.
+    """An fsspec file that can be opened at any offset.
 
     Args:
         remote: the path of the file.
@@ -48,8 +48,8 @@ class FsspecStore:
     def __init__(self, remote: RemotePath, *, keep_open: bool) -> None:
         self.remote, self._keeps_open, self._is_seekable = remote, keep_open, False
         self._idle: list[Any] = []
-        #: By the identity of a file, because some file systems, such as the one in memory, return the same file each
-        #: time.
+        #: A lock by the identity of a file, because some file systems, such as the one in memory, always return the
+        #: same file object.
         self._locks: dict[int, threading.Lock] = {}
 
     def open_steps(self, start: int, end: int | None = None) -> Steps[OpenedSource]:
@@ -69,7 +69,7 @@ class FsspecStore:
         return OpenedSource(MonitoredFile(blocks, self.remote), start, details.get("size"), version, etag, is_strong)
 
     def can_seek(self) -> bool:
-        """Whether a file that was already read can be read again."""
+        """Whether a file can seek, so that it can be read again."""
         try:
             self._idle[-1].seek(0)
         except (AttributeError, OSError, ValueError):  # includes io.UnsupportedOperation
@@ -119,12 +119,12 @@ class FsspecStore:
 
 
 class BlockFile:
-    """Reads a file of fsspec forward, block by block.
+    """Reads an fsspec file sequentially, block by block.
 
-    Each block is fetched in a thread, because its library may block for any time and any number of requests.
+    A thread fetches each block, because a library may block for any length of time.
 
     Args:
-        store: the store of the file, to which the file returns unless reading fails.
+        store: the store of the file, which gets the file back unless reading fails.
         file: the file, at its next byte.
         lock: held while the file seeks and reads, if other readers may share it; None for a file of this reader.
         start: the offset of the next byte.

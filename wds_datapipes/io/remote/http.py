@@ -1,4 +1,4 @@
-"""HTTP client: streams a file, or a range of it, in a single request."""
+"""HTTP client: streams a file or a range of it with a single request."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 #: ``bytes 512-1023/4096``: the first byte, the last one, and the size of the file.
 CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19}|\*)")
-#: ``bytes */4096``: the same header if the file does not contain the range.
+#: ``bytes */4096``: the header if the file does not contain the range.
 NO_RANGE = re.compile(r"bytes \*/([0-9]{1,19})")
-#: Content encodings that some servers apply although the client accepts none. Shards are decompressed anyway.
+#: Content encodings that some servers apply even though the client accepts none; reading decompresses shards anyway.
 GZIP_CODINGS = {"gzip", "x-gzip"}
-#: The maximum length of a header in errors.
+#: The maximum number of characters of a header in error messages.
 SHOWN = 100
 
 
@@ -45,7 +45,7 @@ def is_web(scheme: str) -> bool:
 
 
 def opened_by(response: Response, requested: str | None) -> OpenedSource:
-    """Return the file, or the requested range of it, that a response contains.
+    """Return the file, or the requested range of it, from a response.
 
     Args:
         response: the response, which is closed if this function raises.
@@ -79,7 +79,7 @@ def opened_by(response: Response, requested: str | None) -> OpenedSource:
 def _sent_part(
     headers: Mapping[str, str], requested: str | None, encoding: str, length: int | None
 ) -> tuple[int, int, int | None]:
-    """Return the first and the last byte of a response with status 206, and the size of the file if it is known."""
+    """Return the first and last byte of a response with status 206, and the size of the file if it is known."""
     content_range = headers.get("Content-Range")
     found = f"Content-Range: {content_range[:SHOWN]!r}" if content_range is not None else "no Content-Range"
     if requested is None:
@@ -128,9 +128,9 @@ class HttpClient:
         self._access = Access(timeout_s, context, getproxies())  # slow: it reads all environment variables
 
     def open_steps(self, url: str, part: str | None = None, if_range: str | None = None) -> Steps[OpenedSource]:
-        """Request a file, or the range ``part`` of it, such as ``"512-1023"`` or ``"512-"``.
+        """Request a file or the range ``part`` of it, such as ``"512-1023"`` or ``"512-"``.
 
-        With ``if_range``, an ETag, the server sends the whole file if the file has another ETag.
+        If the file no longer has the ETag ``if_range``, the server sends the whole file.
 
         Raises:
             UnexpectedResponseError: the response is neither the file nor that range.
@@ -141,7 +141,7 @@ class HttpClient:
         return opened_by((yield from self._request(url, headers)), part)
 
     def info(self, url: str) -> dict[str, Any]:
-        """Return the size, the ETag and the date of a file, if its server reports them."""
+        """Return the size, ETag and date of a file, as far as its server reports them."""
         try:
             response = run_steps(self._request(url, {}, "HEAD"))
             response.close()
@@ -162,7 +162,7 @@ class HttpClient:
             return _facts(url, opened_by(response, "0-0").size, response.headers)
 
     def ls(self, url: str, **_options: object) -> list[Any]:
-        """Raise an error, because web servers have no common format for directory listings."""
+        """Raise an error, because there is no common format for directory listings of web servers."""
         raise ValueError(
             f"web servers do not list files. Name those of {url} with braces, as in train-{{000..146}}.tar"
         )
@@ -181,7 +181,7 @@ def _content_encoding(response: Response) -> str:
 
 
 def _facts(url: str, size: int | None, headers: Mapping[str, str]) -> dict[str, Any]:
-    """Describe a file as fsspec's file systems do."""
+    """Return the metadata of a file in the form of fsspec's file systems."""
     date = None
     with suppress(ValueError, TypeError, LookupError, OverflowError):
         date = parsedate_to_datetime(headers.get("Last-Modified", ""))
@@ -197,7 +197,7 @@ os.register_at_fork(before=_tls_lock.acquire, after_in_parent=_tls_lock.release,
 
 @lru_cache(maxsize=16)
 def _ssl_context(path: str | None) -> ssl.SSLContext:
-    """Return a TLS context that trusts the authorities of the system and those in a file; it is cached."""
+    """Return a cached TLS context that trusts the system's authorities and those in a file."""
     context = ssl.create_default_context()
     if path is not None:
         context.load_verify_locations(path)
@@ -228,8 +228,8 @@ class HttpStore:
         if opened.stop is not None and opened.size is None:
             opened.file.close()
             raise UnexpectedResponseError(
-                f"the server sends bytes {opened.start} to {opened.stop - 1} of a file whose size it does not report "
-                "(Content-Range with a star), so it is unknown whether they are the last ones"
+                f"the server sends bytes {opened.start} to {opened.stop - 1} of a file but not its size (the "
+                "Content-Range ends in a star), so it is unknown whether more bytes follow"
             )
         return opened._replace(file=MonitoredFile(opened.file, self._remote))
 
@@ -238,4 +238,4 @@ class HttpStore:
         return self._sends_ranges
 
     def close(self) -> None:
-        """Do nothing: each range is a separate request."""
+        """Do nothing, because each range is a separate request."""

@@ -1,4 +1,4 @@
-"""Remote file: opened at any offset, any number of times; all its streams and ranges read one version."""
+"""Remote file: can be opened repeatedly and at any offset; all streams and ranges read the same version."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ HEAD_BYTES = 512
 
 
 class Store(Protocol):
-    """A file of a store, opened by a request or by the store's library."""
+    """A file on a store, opened by a request or by the store's library."""
 
     def open_steps(self, start: int, end: int | None = None) -> Steps[OpenedSource]:
-        """Open the file at an offset, up to ``end``; at its beginning if the store sends only whole files.
+        """Open the file from an offset up to ``end``, or from its beginning if the store only sends whole files.
 
         Raises:
             Exception: any error of the store's library.
         """
 
     def can_seek(self) -> bool:
-        """Whether the store sends ranges of the file, which was opened before."""
+        """Whether the store sends ranges of the file; call this after opening it."""
 
     def close(self) -> None:
         """Close the file that is kept open for the next range."""
@@ -74,7 +74,7 @@ class RemoteFile:
 
     @classmethod
     def open(cls, url: str, /, **options: Any) -> RemoteFile | None:
-        """Open a file, and read its first bytes; return None if it can only be read as a whole.
+        """Open a file and read its first bytes; return None if it can only be read as a whole.
 
         Args:
             url: ``scheme://...``.
@@ -92,7 +92,7 @@ class RemoteFile:
         """Return a stream of the bytes from ``start`` up to ``end``, or to the end of the file if that is -1.
 
         Raises:
-            ChangedShardError: the file has changed since it was opened, or it ends before ``start``.
+            ChangedShardError: the file has changed since it was opened or ends before ``start``.
             ShardOpenError: it cannot be opened.
         """
         return cast(BinaryIO, run_steps(self.part_steps(start, end)))
@@ -110,10 +110,10 @@ class RemoteFile:
         return (yield from ResumingStream(self._remote, open_at, f" at byte {start}").open_steps())
 
     def _open_at(self, start: int, end: int | None) -> Steps[OpenedSource]:
-        """Open the file at an offset, in the version that was opened first.
+        """Open the version of the file that was opened first, at an offset.
 
         Raises:
-            ChangedShardError: it was replaced since then, or it ends before ``start``.
+            ChangedShardError: it has been replaced since then or ends before ``start``.
             Exception: any error of the store's library.
         """
         if end is not None and start >= end:
@@ -128,11 +128,11 @@ class RemoteFile:
             raise
         if opened.start != start or (opened.size, opened.version) != (self.size, self.version):
             opened.file.close()
-            raise self._changed_error("its ETag, date or size differs, or the store sent another range")
+            raise self._changed_error("its ETag, date or size differs, or the store sent a different range")
         return opened
 
     def close(self) -> None:
-        """Close the file, except streams of it."""
+        """Close the file, but not its streams."""
         self._store.close()
 
     def _probe(self) -> bool:
@@ -153,14 +153,14 @@ class RemoteFile:
 
     def _changed_error(self, found: str) -> ChangedShardError:
         return ChangedShardError(
-            f"{self._remote.name} was replaced while it was read: {found}. Load the state again, with the shards that "
-            "it was saved with"
+            f"{self._remote.name} was replaced while it was read: {found}. Restore the previous version, and "
+            "then resume from the state or read the shard again"
         )
 
     def _shorter_error(self, begin: int) -> ChangedShardError:
         return ChangedShardError(
             f"{self._remote.name} ends before byte {begin}, where reading should resume. A state can only be loaded "
-            "with the same shards that it was saved with"
+            "with the shards it was saved with"
         )
 
 
@@ -185,18 +185,18 @@ def _store_of(remote: RemotePath, *, keep_open: bool = False) -> Store:
     return FsspecStore(remote, keep_open=keep_open) if signer is None else HttpStore(remote, signer)
 
 
-#: Bytes of the first read after a seek; doubled with each sequential read.
+#: The number of bytes of the first read after a seek, which doubles with each sequential read, and its maximum.
 FIRST_BYTES, MAX_BYTES = 16 << 10, 8 << 20
-#: A forward seek over fewer bytes than this reads them instead of sending a new request.
+#: A forward seek over fewer bytes than this reads these bytes instead of sending a new request.
 JUMP_FROM = 256 << 10
 
 
-#: The names by which fsspec's file systems report the time of the last modification.
+#: The names under which fsspec's file systems report the time of the last modification.
 TIMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
 
 
 class FileFacts(NamedTuple):
-    """The metadata that a file system reports of a file; ``None`` if unknown. With an ETag, no time is needed."""
+    """The metadata that a file system reports about a file; ``None`` if unknown. With an ETag, no time is needed."""
 
     bytes: int | None = None
     mtime_ns: int | None = None
@@ -204,7 +204,7 @@ class FileFacts(NamedTuple):
 
 
 def file_facts(url: str, **options: Any) -> FileFacts:
-    """Return the size of a file, and its modification time or ETag.
+    """Return the size of a file and its modification time or ETag.
 
     Args:
         url: the file.
@@ -240,7 +240,7 @@ def _modified_ns(info: Mapping[str, Any]) -> int | None:
 def open_ranges(url: str, *, storage_options: Mapping[str, Any] | None = None) -> BinaryIO | None:
     """Open a file for random access, or return ``None`` if it can only be read as a whole.
 
-    Reads of a remote file fetch the requested bytes, and a few more in sequential reads.
+    Reading a remote file fetches the requested bytes; sequential reads also fetch some of the following ones.
 
     Raises:
         ShardOpenError: there is no such file, or access is denied.
@@ -280,7 +280,7 @@ class RangeReader(RawStream):
         return self._position
 
     def readinto(self, buffer: Buffer, /) -> int:
-        """Read up to ``len(buffer)`` bytes; 0 at the end."""
+        """Read up to ``len(buffer)`` bytes; return 0 at the end."""
         wanted = memoryview(buffer).nbytes
         if not wanted or self._position >= self._size:
             return 0
@@ -304,7 +304,7 @@ class RangeReader(RawStream):
             count = run_steps(fill(stream, data))
         if count != end - begin:
             raise ShardReadError(
-                f"{redact(self._url)} returned {count} bytes for a request of bytes {begin} to {end}. It may have "
-                f"changed while it was read"
+                f"The store sent {count} of the requested bytes {begin} to {end} of {redact(self._url)}. The file may "
+                "have changed while it was read"
             )
         self._window, self._begin = data, begin

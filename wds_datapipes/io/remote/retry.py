@@ -18,9 +18,9 @@ T = TypeVar("T")
 
 LOGGER = logging.getLogger("wds_datapipes")
 
-#: HTTP statuses of a server that is overloaded or restarting.
+#: HTTP statuses that mean that a server is overloaded or restarting.
 TRANSIENT_STATUSES = {408, 425, 429, 500, 502, 503, 504}
-#: HTTP statuses of a server or proxy that rejects the credentials.
+#: HTTP statuses that mean that a server or proxy rejects the credentials.
 CREDENTIAL_STATUSES = {401, 403, 407}
 #: Errors that a retry cannot resolve.
 PERMANENT_ERRORS = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, SSLCertVerificationError)
@@ -38,14 +38,14 @@ CONNECTION_TEXTS = ("Authentication timeout", "transport shut down or saw EOF")
 #: Texts in errors of a server whose certificate or key is not trusted.
 UNTRUSTED_TEXTS = ("CERTIFICATE_VERIFY_FAILED", "not found in known_hosts", "Host key for server")
 
-#: Errors of this host: no disk space or quota, too many open files, no memory.
+#: Errors of this host: no space or quota left on the disk, too many open files, or no memory.
 HOST_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 #: At most this many causes of an error are examined.
 DEPTH = 8
 
-#: Upper bound of the first pause, in seconds; it doubles with each retry,
+#: The upper bound of the first pause in seconds, which doubles with each retry.
 FIRST_S = 0.25
-#: up to this, unless the server requests a longer pause.
+#: The maximum of this bound; a server may request a longer pause.
 MAX_S = 30.0
 #: Retries are logged as INFO before this one, and as WARNING from it on.
 WARN_FROM = 4
@@ -87,8 +87,8 @@ class RetryPolicy:
         Args:
             error: the error of the last attempt.
             what: the shard and the failed operation, for the log.
-            since: the time of the first attempt, by `clock`. A store that responds with an error status is alive, and
-                this time does not count.
+            since: the time of the first attempt, by `clock`. It does not count if the store responds with an error
+                status, which shows that it is alive.
         """
         if self._retried >= self._retries or not is_transient(error):
             return False
@@ -128,7 +128,7 @@ class RetryPolicy:
                     raise
 
     def attempts_text(self) -> str:
-        """Return the number of attempts for an error message; "" after the first."""
+        """Return the number of attempts for an error message; "" if there was only one."""
         return f" ({self._retried + 1} attempts)" if self._retried else ""
 
 
@@ -169,7 +169,7 @@ def concerns_all(error: BaseException) -> bool:
 
 
 def is_untrusted(error: BaseException | None) -> bool:
-    """Whether the certificate or the key of a server is not trusted, also if a library wraps that error.
+    """Whether the certificate or the key of a server is not trusted, even if a library has wrapped that error.
 
     >>> is_untrusted(SSLCertVerificationError()), is_untrusted(ConnectionResetError())
     (True, False)
@@ -230,7 +230,7 @@ def is_systemic(error: BaseException | None) -> bool:
     (True, False)
     """
     for _ in range(DEPTH):
-        # A damaged header may cause a MemoryError, which affects only its shard.
+        # A MemoryError that a damaged header causes affects only its shard.
         if error is None or isinstance(error, CorruptShardError | ReadLimitError):
             return False
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in HOST_ERRNOS):

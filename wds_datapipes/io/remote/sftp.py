@@ -15,7 +15,7 @@ KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")
 
 
 class KnownHostsFileSystem(SFTPFileSystem):  # type: ignore[misc]  # it carries no types
-    """Refuses a server whose key is not in the files of known hosts, which fsspec's file system accepts.
+    """Refuses a server whose key is not in the files of known hosts; fsspec's file system accepts every key.
 
     Args:
         host: the server.
@@ -41,7 +41,7 @@ class KnownHostsFileSystem(SFTPFileSystem):  # type: ignore[misc]  # it carries 
 
 
 def connect(url: str, options: dict[str, Any]) -> tuple[KnownHostsFileSystem, str]:
-    """Return the file system of a URL, with its own connection, and the path in it."""
+    """Return a file system with its own connection for a URL, and the path in it."""
     of_url = infer_storage_options(url)
     path = of_url.pop("path")
     del of_url["protocol"]

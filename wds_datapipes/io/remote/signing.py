@@ -1,4 +1,4 @@
-"""Signed requests: the HTTP client reads S3, Google Cloud Storage and Azure with their libraries' credentials."""
+"""Signed requests: the HTTP client reads S3, Google Cloud Storage and Azure with the credentials of their libraries."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from wds_datapipes.io.call_threads import Steps, start_call, wait_for
 from wds_datapipes.io.remote.filesystem import RemotePath, silent_after
 from wds_datapipes.io.remote.http import HttpClient
 
-#: The seconds for which a signature is used, and those for which it is valid. Credentials may be temporary.
+#: How long a signature is used and how long it is valid, in seconds; credentials may be temporary.
 REUSED_S, VALID_S = 300, 3600
-#: Storage options that only the library of a store can apply, which then reads the files as well.
+#: Storage options that only the library of a store can apply. If one is given, the library also reads the files.
 LIBRARY_OPTIONS = frozenset(
     {
         *("proxies", "proxies_config", "client_cert", "SSECustomerKey"),  # s3fs
@@ -39,7 +39,7 @@ Sign: TypeAlias = Callable[[Any, str], SignedRequest]
 
 
 def sign_s3(filesystem: Any, path: str) -> SignedRequest:
-    """Sign the query of the URL, with any credentials, including those of a profile, a role or an instance."""
+    """Sign the query of the URL, with any kind of credentials, such as those of a profile, a role or an instance."""
     url = filesystem.sign(path, expiration=VALID_S, **filesystem.req_kw)
     authority = filesystem.client_kwargs.get("verify", filesystem.session.get_config_variable("ca_bundle"))
     headers = {"x-amz-request-payer": filesystem.req_kw["RequestPayer"]} if filesystem.req_kw else {}
@@ -56,7 +56,7 @@ def sign_google(filesystem: Any, path: str) -> SignedRequest:
 
 
 def sign_azure(filesystem: Any, path: str) -> SignedRequest:
-    """Sign the query of the URL if there is a key or a signature, and otherwise use a token."""
+    """Sign the query of the URL if there is a key or a signature; otherwise, use a token."""
     headers = {"x-ms-version": AZURE_VERSION}
     if filesystem.account_key or "AccountKey=" in (filesystem.connection_string or ""):
         return SignedRequest(filesystem.url(path, expires=VALID_S), {"headers": headers})
@@ -82,7 +82,7 @@ SIGNS: dict[str, Sign] = {
 
 
 class RequestSigner:
-    """Signs the requests for a file, and again after some minutes; it is thread-safe.
+    """Signs the requests for a file and renews the signature after some minutes; it is thread-safe.
 
     Args:
         remote: the path of the file.
