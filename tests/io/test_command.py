@@ -141,7 +141,7 @@ def test_a_command_ends_when_its_process_is_killed_despite_a_live_fork() -> None
 
 @pytest.mark.parametrize("url", ["pipe:", "pipe: \n"])
 def test_no_command(url: str) -> None:
-    with pytest.raises(ShardOpenError, match=r"holds no command. Write it after the colon"):
+    with pytest.raises(ShardOpenError, match=r"contains no command. Write it after the colon"):
         open_url(url)
 
 
@@ -154,5 +154,5 @@ def test_a_command_that_cannot_be_started(shell: str) -> None:
 def test_a_host_without_bash_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     shell_process.shell.cache_clear()
-    with pytest.raises(ShardOpenError, match="A command needs bash"):
+    with pytest.raises(ShardOpenError, match="this host has no bash"):
         open_url("pipe:echo")

@@ -157,11 +157,11 @@ def test_standard_input_is_read_once_and_a_worker_has_none(
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(BODY)))
     assert read("-") == BODY
     assert not sys.stdin.buffer.closed
-    with pytest.raises(ShardOpenError, match="was already opened and cannot be read twice"):
+    with pytest.raises(ShardOpenError, match="can only be read once and was already opened"):
         open_url("-")
 
     def work() -> None:
-        with pytest.raises(ShardOpenError, match=r"worker processes do not have\. Read it with num_workers=0"):
+        with pytest.raises(ShardOpenError, match=r"worker processes have none\. Read it with num_workers=0"):
             open_url("-")
 
     assert forked(work) == 0

@@ -29,7 +29,7 @@ T = TypeVar("T")
 Compute: TypeAlias = "Callable[[Callable[[object], object]], T]"
 """Returns a JSON value, without tuples; it may call its argument to report progress."""
 
-#: How often this process has asked for each result; the n-th time corresponds to the n-th time of the other ranks.
+#: How often this process has asked for each result; the n-th call corresponds to the n-th call of the other ranks.
 _calls = Counter[str]()
 #: The stores whose connections this process shares with its parent.
 _inherited: list[Any] = []
@@ -39,9 +39,9 @@ def share_on_host(action: str, compute: Compute[T], *facts: object) -> T:
     """Return the result of a function that one rank on this host calls for all of them.
 
     Without a process group, each process calls it. Otherwise, the first rank locks a file in the folder for temporary
-    files and writes the result to it. If that rank fails or dies, the next one calls the function. Results are only
-    shared between the same calls: with the same facts, the same number of earlier calls, and the same number of
-    collective operations, since a rank may have changed what it then lists again.
+    files and writes the result to it. If that rank fails or dies, the next one calls the function. Ranks share a result
+    only if their calls have the same facts and follow the same number of earlier calls and of collective operations,
+    because a rank may change what it lists between two calls.
 
     Args:
         action: what the rank does, for messages, such as ``"lists s3://bucket/"``.

@@ -144,14 +144,14 @@ def open_standard_input(url: str, /, **_options: object) -> BinaryIO:
     """Open standard input, which can only be read once."""
     if multiprocessing.parent_process() is not None:
         raise ShardOpenError(
-            f"The shard {url!r} is standard input, which worker processes do not have. Read it with num_workers=0"
+            f"The shard {url!r} is standard input, but worker processes have none. Read it with num_workers=0"
         )
     source = getattr(sys.stdin, "buffer", None)
     if source is None:
-        raise ShardOpenError(f"The shard {url!r} is standard input, which this process does not have")
+        raise ShardOpenError(f"The shard {url!r} is standard input, but this process has none")
     if source in _opened:
         raise ShardOpenError(
-            f"The shard {url!r} is standard input, which was already opened and cannot be read twice. "
+            f"The shard {url!r} is standard input, which can only be read once and was already opened. "
             "Write it to a file to read it more than once"
         )
     _opened.add(source)

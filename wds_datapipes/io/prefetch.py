@@ -22,15 +22,15 @@ T = TypeVar("T")
 READ_AHEAD_BYTES = 32 << 20
 #: Shards are read in blocks of at most this many bytes.
 BLOCK_BYTES = 1 << 20
-#: With a smaller buffer per shard than this, threads would wait for each other more than for the store.
+#: With a smaller buffer per shard, threads would wait for each other more than for the store.
 MIN_SHARD_BYTES = 64 << 10
 #: At most this many shards are prefetched before they are requested, however small they are.
 MAX_NEXT_SHARDS = 7
 #: At most this many URLs are taken from the source to find the next shard to prefetch.
 MAX_PENDING = 1000
-#: A reader that has to wait is woken up once there are this many bytes, or after this many seconds.
+#: A waiting reader wakes up when this many bytes are available, or after this many seconds.
 WAKE_UP_BYTES, WAKE_UP_S = 512 << 10, 0.001
-#: Seconds for which closing waits for a response that is no longer needed.
+#: How long closing waits for a response that is no longer needed, in seconds.
 GRACE_S = 2.0
 
 

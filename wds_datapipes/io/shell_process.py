@@ -188,7 +188,7 @@ def shell() -> tuple[str, ...]:
     """
     if bash := shutil.which("bash"):
         return (bash, "-o", "pipefail", "-c")
-    raise ShardOpenError("A command needs bash, which this host does not have. Install it")
+    raise ShardOpenError("Commands run in bash, but this host has no bash. Install it")
 
 
 def describe_exit(status: int) -> str:
@@ -224,10 +224,10 @@ POLL_MS = 50
 
 
 def open_command(url: str, /, **_options: object) -> BinaryIO:
-    """Run a shell command with ``pipefail``, and read its output."""
+    """Run a shell command with ``pipefail`` and read its output."""
     _, command = split_scheme(url)
     if not command.strip():
-        raise ShardOpenError(f"{url!r} holds no command. Write it after the colon, as in pipe:zcat 000.tar.gz")
+        raise ShardOpenError(f"{url!r} contains no command. Write it after the colon, as in pipe:zcat 000.tar.gz")
     try:
         process = ShellProcess(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     except (OSError, ValueError) as error:

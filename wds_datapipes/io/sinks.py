@@ -231,18 +231,18 @@ class LocalSink:
 
 
 class CommandSink(StreamSink):
-    """Runs a shell command with ``pipefail``, and writes to its standard input.
+    """Runs a shell command with ``pipefail`` and writes to its standard input.
 
     The shard is complete if the command exits with status 0 after the end of its input. If the shard is discarded, or
     this process is killed, the process group of the command is killed before it sees the end of its input, so that it
-    never mistakes a part for the whole. The files that the command has written remain: let it write to a temporary
+    never mistakes a part for the whole. The files that the command has written remain; let it write to a temporary
     name, as in ``pipe:cat > x.part && mv x.part x``.
     """
 
     def __init__(self, url: str) -> None:
         _, self._command = split_scheme(url)
         if not self._command.strip():
-            raise ShardWriteError(f"{url!r} holds no command. Write it after the colon, as in pipe:cat > 000.tar")
+            raise ShardWriteError(f"{url!r} contains no command. Write it after the colon, as in pipe:cat > 000.tar")
         # A file, unlike a pipe, needs no reader. The error of a failed command quotes its end.
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  closed with the command
         try:
@@ -357,7 +357,7 @@ def _can_discard(file: Any) -> bool:
 
 
 def _abandon(file: Any) -> None:
-    """Abort an upload, and mark the file as closed, so that its garbage collection sends nothing more."""
+    """Abort an upload and mark the file as closed, so that its garbage collection sends nothing more."""
     try:
         file.discard()
     finally:

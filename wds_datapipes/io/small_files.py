@@ -86,7 +86,7 @@ def read_sidecar(url: str, storage_options: Mapping[str, Any] | None = None) -> 
                 content += piece
                 if len(content) > LARGEST_BYTES:
                     raise MissingSidecarError(
-                        f"{redact(url)} has more than {LARGEST_BYTES} bytes. Is it the right file?"
+                        f"{redact(url)} has more than {LARGEST_BYTES} bytes. Check that it is the right file"
                     )
         return bytes(content)
     except ShardError as error:

@@ -160,7 +160,7 @@ def is_remote(scheme: str) -> bool:
 
 
 def known_schemes() -> list[str]:
-    """Return the schemes that do not need fsspec: the built-in ones and those of `register_opener`."""
+    """Return the schemes that do not need fsspec: the built-in ones and those added by `register_opener`."""
     return sorted({*BUILT_IN, *_registered} - {""})
 
 
@@ -202,7 +202,7 @@ def check_url(url: str, *, allow_local_files: bool = True, listed_in: str | None
 
 
 def _not_on_network(url: str) -> str:
-    """Describe a URL if it is not that of a file on a network."""
+    """Describe a URL that does not refer to a file on a network; "" for others."""
     scheme, _ = split_scheme(url)
     if scheme in COMMANDS:
         return "a command" if scheme == "pipe" else "standard input"

@@ -190,7 +190,7 @@ def _refusal(stage: Any, known: Declarations) -> str:
     inherited = "" if base is None else f" The declarations of {base.__name__} do not apply to another __iter__."
     return (
         f"{kind.__module__}.{kind.__qualname__} may hold samples back, which a state would then lose."
-        f"{inherited} Derive it from wds_datapipes.Stage. If it keeps nothing between two items, and yields at most "
+        f"{inherited} Derive it from wds_datapipes.Stage. If it keeps nothing between two items and yields at most "
         "one item per item that it reads, set is_stateless = True in its class. Otherwise, define state_dict() and "
         "load_state_dict(state), or put it after the loader"
     )

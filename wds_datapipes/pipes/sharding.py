@@ -252,7 +252,7 @@ def warn_of_copies(pipe: Any) -> None:
         pipe: the source of shards, before iteration.
 
     Raises:
-        RuntimeError: no loader has split the data, and this release of torch has none that knows pipelines.
+        RuntimeError: no loader has split the data, and the loader of this release of torch does not support pipelines.
     """
     found = list(splitters(pipe))
     info = get_worker_info()
@@ -269,8 +269,9 @@ def warn_of_copies(pipe: Any) -> None:
     workers = 1 if info is None else info.num_workers
     if graph is None and workers * ranks > 1:
         raise RuntimeError(
-            f"The {splitter} has not been told its rank and worker, as the DataLoader of this release of PyTorch knows "
-            f"no pipelines. Pass StatefulShards(pipeline) to it; or to read all shards here, call apply_sharding(1, 0)"
+            f"The {splitter} does not know its rank and worker, because the DataLoader of this release of PyTorch does "
+            "not support pipelines. Pass StatefulShards(pipeline) to the DataLoader, or call apply_sharding(1, 0) to "
+            "read all shards here"
         )
     if info is not None and workers > 1:
         if info.id == 0:

@@ -88,7 +88,7 @@ class Stage(Declarations, IterDataPipe[T_co]):
     def __len__(self) -> int:
         """Return the number of items of an epoch in this process."""
         raise TypeError(
-            f"{name_of(self)} has no length, because the number of items is unknown until they are read. "
+            f"{name_of(self)} has no length, because its items cannot be counted without reading them. "
             "IndexedSamples knows its length, and .with_epoch(n) makes epochs of n items"
         )
 

@@ -66,7 +66,7 @@ class LengthBuckets:
         return -(-length >> bits) << bits
 
     def fits(self, count: int, longest: int) -> bool:
-        """Whether a batch may have ``count`` samples, the longest of which has the length ``longest``."""
+        """Whether a batch may have ``count`` samples with a maximum length of ``longest``."""
         return (self.batch_size is None or count <= self.batch_size) and (
             self.max_tokens is None or count * max(longest, 1) <= self.max_tokens
         )

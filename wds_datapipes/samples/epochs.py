@@ -7,12 +7,12 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
-from wds_datapipes.errors import EmptySourceError
+from wds_datapipes.errors import EmptySourceError, plural
 
 T = TypeVar("T")
 
-#: The number of consecutive passes without an item after which an error is raised. A single one may be chance, because
-#: a stage may keep only a few random samples.
+#: The number of consecutive passes without an item after which an error is raised. A single such pass may be chance,
+#: because a stage may keep only a few random samples.
 EMPTY_PASSES = 10
 
 logger = logging.getLogger("wds_datapipes")
@@ -101,8 +101,8 @@ class Stream(Generic[T]):
                     )
                 if empty >= EMPTY_PASSES * rotation_period():
                     raise EmptySourceError(
-                        f"with_epoch needs {count - self.given} more items, but its source yielded none in {empty} "
-                        "consecutive passes. Are its shards empty, or does a stage before it drop all samples?"
+                        f"with_epoch needs {plural(count - self.given, 'more item')}, but its source yielded "
+                        f"none in {empty} consecutive passes. Are its shards empty, or are all samples dropped?"
                     ) from None
                 continue
             except BaseException:

@@ -135,7 +135,7 @@ def associate(
 
 
 class WrongItemError(TypeError):
-    """An item or a table of the wrong type, which no error policy skips, because all others are like it."""
+    """An item or a table of the wrong type. No error policy skips this error, because all other items are like it."""
 
     concerns_all = True
 

@@ -47,7 +47,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class RowFormat:
-    """The fields and the length of a row.
+    """The fields and the maximum length of a row.
 
     Args:
         fields: the names of the fields to pack.
@@ -137,7 +137,7 @@ class _OpenRows:
         self._begun = 0
 
     def add(self, piece: Piece, number: int) -> int | None:
-        """Add a sequence to the row that it fills best, and return the number of a row that is now finished, if any.
+        """Add a sequence to the row that it fills best; return the number of a row that is now finished, if any.
 
         Args:
             piece: the sequence.
@@ -158,7 +158,7 @@ class _OpenRows:
         return self._rooms.pop(0)[1] if len(self._rooms) > self._limit else None
 
     def pop(self, row: int) -> list[tuple[Piece, int]]:
-        """Remove a row, and return its sequences with the numbers of their samples."""
+        """Remove a row and return its sequences with the numbers of their samples."""
         return self._rows.pop(row)
 
     def finish(self) -> list[int]:

@@ -157,8 +157,8 @@ _END = object()
 class SampleBuffer:
     """The positions of the samples that a stage has read but not yielded, in the order of reading.
 
-    It suits stages that get the same buffer when they read only these samples again in this order. Such a stage needs
-    no code to resume: `read` yields the buffered samples in order, and then new ones.
+    It suits stages whose buffer is the same again after they read only these samples in this order. Such a stage needs
+    no code to resume: `read` yields the buffered samples in order, followed by new ones.
 
     Args:
         again: the positions in a loaded state.
@@ -204,7 +204,7 @@ class SampleBuffer:
         yield from map(self._locate, items)
 
     def add(self) -> int:
-        """Buffer the last sample read, and return its number, counted from 0."""
+        """Buffer the last sample read and return its number, counted from 0."""
         if self._at is not None:
             self.waiting.append(self._at)
         self._numbers.append(self._next)

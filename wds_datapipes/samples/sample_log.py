@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 LogTarget: TypeAlias = "logging.Logger | Literal['stdout', 'stderr']"
 
-#: The bytes of a position in a log, and how many of its bits are the offset; the others are the number of the shard.
+#: The size of a position in a log in bytes, and how many of its bits are the offset; the others number the shard.
 BYTES, OFFSET_BITS = 8, 40
 
 
@@ -93,11 +93,11 @@ def _log_item(target: LogTarget, title: str, item: object) -> None:
 
 
 class PositionLog(ExitStack):
-    """A file with 8 bytes for the position of each sample of a worker in an epoch, and one that lists their shards.
+    """A file with 8 bytes for the position of each sample of a worker in an epoch, and a file that lists their shards.
 
     Args:
         path: the path of the file.
-        count: the number of samples before the next one. Others, which were prefetched before a resume, are removed.
+        count: the number of samples to keep; samples that were prefetched before a resume follow them and are removed.
 
     Raises:
         MissingSidecarError: a file cannot be written, or has fewer samples.

@@ -122,8 +122,8 @@ def non_empty(
         yield item
     if not counter.count:
         raise EmptySourceError(
-            f"non_empty received no items from {upstream}. The shards may be empty, a stage may have dropped or "
-            f"skipped all samples, or there are fewer shards than workers or ranks: then put non_empty before the split"
+            f"non_empty received no items from {upstream}. The shards may be empty, or a stage may have dropped or "
+            "skipped all samples. If there are fewer shards than workers or ranks, put non_empty before the split"
         )
 
 

@@ -48,8 +48,8 @@ def shuffle_samples(
 ) -> Iterator[T]:
     """Yield each item of ``source`` once, in an order drawn by ``rng``.
 
-    The first item is yielded when the initial capacity is filled. From then on, two items are read for each one
-    yielded, until the buffer holds ``buffer_size`` items, and then one for each. Items are also yielded while the
+    The first item is yielded when the initial capacity is filled. From then on, two items are read for each item
+    yielded until the buffer holds ``buffer_size`` items, and one for each after that. Items are also yielded while the
     buffer exceeds ``max_bytes``.
 
     Args:
@@ -102,7 +102,7 @@ def shuffle_samples(
 def _refill_buffer(
     items: Iterator[Any], state: ShuffleState, position: Callable[[], SamplePosition] | None
 ) -> Generator[T, None, list[T]]:
-    """Read the buffered items again, and return them; yield those that later stages have buffered."""
+    """Read the buffered items again and return them; yield those that later stages have buffered."""
     missing = {waiting.identity: slot for slot, waiting in enumerate(state.waiting)}
     again = {waiting.identity for waiting in state.again}
     buffer: list[Any] = [None] * len(missing)

@@ -108,14 +108,14 @@ class CachedShard(OpeningURL):
 
 
 class CopyPrefetch:
-    """Downloads copies in a thread, and pins them until they are opened."""
+    """Downloads copies in a thread and pins them until they are opened."""
 
     def __init__(self) -> None:
         self._threads = CallThreads(1, "wds-cache")
         self._waiting: Sequence[CachedShard] = ()
 
     def fetch(self, shards: Sequence[CachedShard], options: Mapping[str, Any]) -> None:
-        """Download these shards in order instead of earlier ones; opening a shard raises its error again."""
+        """Download these shards, in order, instead of earlier ones; an error is raised when its shard is opened."""
         for shard in self._waiting:
             if all(shard is not each for each in shards):  # equal URLs may have several copies
                 shard.release()
@@ -175,7 +175,7 @@ class WarmedShard(NamedTuple):
 def warm_cache(
     copies: CacheFolder, urls: Sequence[str], *, known: KnownShards, options: Mapping[str, Any], at_once: int
 ) -> Iterator[WarmedShard]:
-    """Download shards in parallel, and yield the result of each.
+    """Download shards in parallel and yield the result of each.
 
     Args:
         copies: the folder.

@@ -48,7 +48,7 @@ class CopyFacts:
         sha256: its digest in hexadecimal digits.
         mtime_ns: the modification time of the copy, in nanoseconds.
         source: the version of the shard, as reported by its store: its size, and its ETag or modification time.
-        run: the run that has asked the store for this version last; "" if none has.
+        run: the last run that asked the store for this version; "" if none has.
     """
 
     url: str
@@ -172,13 +172,13 @@ LOGGER = logging.getLogger("wds_datapipes")
 STRAY_S = 3600.0
 
 
-#: A copy that was not used in this many whole passes is stale. It is not 1, because processes of a host begin a pass at
-#: different times.
+#: A copy that was not used in this many whole passes is stale. It is more than 1, because the processes of a host begin
+#: a pass at different times.
 STALE_PASSES = 2
 
 
 class Passes:
-    """A process's passes over a dataset, each reading every shard once; the copy with the farthest next use is evicted.
+    """A process's passes over a dataset, each reading every shard once; the copy needed again last is evicted.
 
     A shard that was read in the current pass is needed again only in the next one, later than all shards that were not.
     A copy is therefore evicted before its pass only to make space for the first shards of that pass: with one reader, a
@@ -191,7 +191,7 @@ class Passes:
         self._expected = set[str]()
 
     def expect(self, copies: Iterable[Entry]) -> None:
-        """Keep the copies that the next pass needs first longer than others that were used in this pass."""
+        """Keep the copies that the next pass needs first longer than other copies used in this pass."""
         self._expected.update(copy.digest for copy in copies)
 
     def begin(self, folder: Path) -> None:
@@ -213,7 +213,7 @@ Priority: TypeAlias = "Callable[[Entry], Any]"
 def reserve_space(
     folder: Path, own: Path | None, need: int, max_bytes: int, priority: Priority = Entry.last_use
 ) -> bool:
-    """Evict copies until ``need`` bytes are free, and reserve these bytes; return whether this succeeded.
+    """Evict copies until ``need`` bytes are free and reserve these bytes; return whether this succeeded.
 
     Downloads in progress in other processes count with their final size.
 

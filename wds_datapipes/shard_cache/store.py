@@ -53,7 +53,7 @@ class CacheFolder:
     """A folder with complete copies of shards, shared by any number of processes on any number of hosts.
 
     A copy is locked during its download and pinned while it is read, by file locks that the operating system releases
-    when a process ends. So each shard is downloaded once, no matter how many processes request it. When an object of
+    when a process ends. Each shard is therefore downloaded once, even if many processes request it. When an object of
     this class, or a run, first opens a copy, it may ask the store whether the shard is still the same.
 
     Args:
@@ -61,9 +61,9 @@ class CacheFolder:
         max_bytes: the maximum total size of all copies; None means that only the disk limits it.
         verbose: log each download as a warning, which is shown even if logging is not configured.
         priority: the order of eviction; by default, the least recently used copy is evicted first.
-        run: identifies the processes that use the same version of each shard, so that one of them asks its store for
-            that, and raises if there is no answer; by default, each asks, and uses the copy if there is none, with a
-            warning, and no store is asked again.
+        run: identifies processes that use the same version of each shard. One of them asks the store for the version,
+            and raises an error if the store does not answer. By default, each process asks; if a store does not
+            answer, the process warns, uses the copy and asks no store again.
 
     Raises:
         CacheError: the folder cannot be created.
@@ -91,8 +91,8 @@ class CacheFolder:
             self._warned = True
             warn_user(
                 f"The cache {self.path} has no space for {request.name}: it is limited to {self.max_bytes} bytes, and "
-                "copies in use cannot be evicted. This shard, and others that do not fit, are read from their source. "
-                "Pass a larger max_bytes"
+                "copies in use cannot be evicted. Shards that do not fit are read from their source. Pass a larger "
+                "max_bytes"
             )
 
     def open(
@@ -205,7 +205,7 @@ class CacheFolder:
         if self.run and facts.run == self.run:
             return None
         if self.run and not is_locked and os.access(self.path, os.W_OK):
-            return "no process of this run has asked for the version, or another one does"
+            return "no process of this run has asked for the version, or another process is asking"
         try:
             found = _describe_version(facts, request.ask(**{} if self.run else {"retries": 0}))
         except ShardOpenError as error:

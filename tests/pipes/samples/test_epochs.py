@@ -195,7 +195,7 @@ def test_an_interrupted_epoch_under_a_loader(workers: int) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_empty_source_is_an_error(workers: int) -> None:
     for pipe in (numbers(0), numbers(0).shuffle().sharding_filter(), numbers(4).sharding_filter().filter(is_none)):
-        with pytest.raises(EmptySourceError, match=r"with_epoch needs \d more items, but its source yielded none"):
+        with pytest.raises(EmptySourceError, match=r"with_epoch needs \d more items?, but its source yielded none"):
             read2(pipe.with_epoch(5), workers, 1)
     with pytest.raises(EmptySourceError, match="resample_wds_shards has no shards to draw from"):
         read2(numbers(0).resample_wds_shards(), workers, 1)

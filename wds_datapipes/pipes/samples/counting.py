@@ -144,12 +144,12 @@ class SampleLogger(CountingStage[Any]):
         source: yields samples, or anything else.
         first: the number of samples to log at the start.
         every: after that, log each sample whose number, from 1, is a multiple of this.
-        logger: a ``logging.Logger``, which gets records of the level INFO; or ``"stderr"`` or ``"stdout"``. By default
-            the logger ``wds_datapipes``, which shows nothing until the program configures logging, for example by
+        logger: a ``logging.Logger``, which gets records of the level INFO; or ``"stderr"`` or ``"stdout"``. The default
+            is the logger ``wds_datapipes``, which shows nothing until the program configures logging, for example by
             ``logging.basicConfig(level="INFO")``.
         positions: a folder for a log of the positions of all samples, from which `explain` and ``wds-datapipes steps``
-            know those of each step of a stream. It has 8 bytes for each sample, in a file for each epoch and worker;
-            the ranks may share it. Needs a loader that counts epochs, and belongs right before ``.batch()``.
+            determine the samples of each step of a stream. A file for each epoch and worker has 8 bytes per sample;
+            the ranks may share the folder. It requires a loader that counts epochs; put it right before ``.batch()``.
 
     Raises:
         MissingSidecarError: ``positions`` cannot be written, or lacks samples from before a resume.

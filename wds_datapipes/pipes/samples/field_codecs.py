@@ -60,7 +60,7 @@ class DecodingStage(FunctionStage[T_co]):
         return super().__new__(cast("type[Self]", kind or cls))
 
     def items_of(self, source: Any) -> Iterator[Any]:
-        """Yield the items of the function, and count the time that they take without their source."""
+        """Yield the items of the function and count the time that they take without their source."""
         figure, clock, spent_s = f"decoding_s/{self._options.value['chain'].stage}", time.perf_counter, 0.0
 
         def timed(items: Iterable[Any], sign: int) -> Iterator[Any]:

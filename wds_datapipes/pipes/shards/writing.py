@@ -17,7 +17,7 @@ from wds_datapipes.types import Sample, ShardInfo
 class SampleWriter(FunctionStage[ShardInfo]):
     """Writes samples to shards, as `ShardWriter` does (functional name: ``write_wds_shards``).
 
-    This is the last stage of a pipeline, and writes while it is iterated. Values are encoded as by ``wds_encode``. If
+    This is the last stage of a pipeline; it writes while it is iterated. Values are encoded as by ``wds_encode``. If
     iteration is abandoned or raises an error, finished shards remain and unfinished ones are removed.
 
     Workers and ranks that share the data through ``sharding_filter`` write separate shards. In the pattern,
@@ -80,7 +80,7 @@ class SampleWriter(FunctionStage[ShardInfo]):
 
     @staticmethod
     def function(source: Iterable[Sample], pattern: str, **options: Any) -> Iterator[ShardInfo]:
-        """Write the samples, and yield each finished shard."""
+        """Write the samples and yield each finished shard."""
         from wds_datapipes.writing.shard_writer import write_wds_shards
 
         return write_wds_shards(source, pattern, **options)

@@ -80,7 +80,7 @@ class NestedPasses:
         return self._items(source, again)
 
     def resume_from(self, source: Pipe, again: Iterable[SamplePosition]) -> Generator[Any, None, Iterator[Any]]:
-        """Yield the samples that later stages wait for, and return an iterator over the rest of the current pass.
+        """Yield the samples that later stages wait for; return an iterator over the rest of the current pass.
 
         The pass resumes from ``loaded``: a state from `snapshot`, or ``{}`` if only these samples remain.
 

@@ -37,7 +37,7 @@ MAX_UNSEEN = 4096
 
 @iterated_by_loader
 class ShardOrder(EngineStage[Any]):
-    """Yields the items of a list, such as the URLs of shards, and keeps their digest.
+    """Yields the items of a list, such as the URLs of shards, while computing their digest.
 
     Loaders insert it before the stage that splits the list. The digest is part of the state, so a changed list is
     detected on resume, and workers with different lists are detected at the end of a pass.
