@@ -159,7 +159,7 @@ def unprivileged(work: Callable[[], Any]) -> Any:
     return result_of(started(run))
 
 
-def test_a_directory_that_cannot_be_written_is_named_with_the_way_out(read_only: Path, tmp_path: Path) -> None:
+def test_an_unwritable_directory_is_an_error_with_advice(read_only: Path, tmp_path: Path) -> None:
     url = f"{read_only}/a.tar"
     error = unprivileged(lambda: IndexedSamples(url))
     assert isinstance(error, MissingSidecarError)

@@ -208,9 +208,7 @@ def test_a_window_of_small_samples_is_read_in_long_pieces(
             assert len(spans) <= 60  # of 4,000 samples
 
 
-def test_about_as_many_bytes_are_requested_ahead_as_the_argument_says(
-    nginx: Nginx, proxy: FaultProxy, tmp_path: Path
-) -> None:
+def test_read_ahead_limits_the_bytes_requested_ahead(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
     large_shard(nginx.files / tmp_path.name, 1)
     manifest = Manifest(build_indexes([f"http://127.0.0.1:{proxy.port}/{tmp_path.name}/1.tar"], index_dir=tmp_path))
     access = AccessOptions(index_dir=tmp_path, read_ahead=1_000_000)
@@ -264,7 +262,7 @@ def member(shards: tuple[str, Path], shard: int, number: int) -> range:
     return range(entry.offset, entry.offset + entry.size)
 
 
-def test_an_error_comes_at_its_sample_although_others_were_requested_with_it(
+def test_an_error_is_raised_at_its_sample_even_if_others_were_requested_with_it(
     proxy: FaultProxy, shards: tuple[str, Path]
 ) -> None:
     place = member(shards, 0, 20)
@@ -330,7 +328,7 @@ def test_samples_of_shards_that_do_not_fit_into_the_cache_are_requested(
     assert figures[f"fetched_bytes/http://127.0.0.1:{nginx.http}"] >= figures["cache_misses_bytes"]
 
 
-def test_copies_that_are_no_longer_read_make_room_for_others(
+def test_copies_that_are_no_longer_read_are_evicted_for_others(
     nginx: Nginx, shards: tuple[str, Path], tmp_path: Path
 ) -> None:
     sizes = [(nginx.files / "by-address" / f"{number}.tar").stat().st_size for number in range(3)]

@@ -91,7 +91,7 @@ def test_ranks_of_a_host_ask_once_for_the_version_of_an_index(served: Any, priva
     assert (len(proxy.asked), proxy.heads) == (SHARDS + 1, SHARDS + 1)
 
 
-def test_another_process_downloads_what_a_killed_one_has_begun(served: Any, private: Path) -> None:
+def test_another_process_takes_over_the_download_of_a_killed_one(served: Any, private: Path) -> None:
     proxy, urls, _ = served
     proxy.awaited = 2  # no request is answered
     process = FORK.Process(target=read_all, args=(IndexCopies(AccessOptions()), urls))

@@ -138,7 +138,7 @@ def test_nothing_stays_open(tmp_path: Path) -> None:
         build_index(tmp_path / "none.tar")
 
 
-def test_no_index_of_an_incomplete_shard(tmp_path: Path) -> None:
+def test_an_incomplete_shard_is_not_indexed(tmp_path: Path) -> None:
     with contextlib.suppress(RuntimeError), TarWriter(tmp_path / "x.tar", index=True) as writer:
         writer.write({"__key__": "a", "txt": "1"})
         raise RuntimeError
@@ -362,7 +362,9 @@ def test_many_remote_shards_are_indexed_in_processes(served: tuple[str, Path], t
         assert read_index(result.index_url).has_same_layout(build_index(local))
 
 
-def test_a_server_without_ranges_is_read_through(nginx: Nginx, served: tuple[str, Path], tmp_path: Path) -> None:
+def test_a_shard_on_a_server_without_ranges_is_read_whole(
+    nginx: Nginx, served: tuple[str, Path], tmp_path: Path
+) -> None:
     local = shard(served[1] / "x.tar", 3, MB)
     index = build_index(f"http://127.0.0.1:{nginx.http}/whole/{tmp_path.name}/x.tar")
     assert index.has_same_layout(build_index(local))

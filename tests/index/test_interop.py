@@ -52,7 +52,7 @@ def plain(tmp_path: Path) -> str:
 # DALI
 
 
-def test_an_index_of_dali_has_the_offsets_of_the_data(any_shard: str) -> None:
+def test_a_dali_index_has_the_offsets_of_the_data(any_shard: str) -> None:
     assert write_dali_index(any_shard).keys == LONG
     first, *lines = Path(dali_index_url(any_shard)).read_text().splitlines()
     assert first == "v1.2 3"
@@ -85,7 +85,7 @@ def test_shards_that_dali_cannot_use(
     assert list(tmp_path.iterdir()) == [tmp_path / "x.tar"]
 
 
-def test_no_foreign_index_is_written_of_a_compressed_or_truncated_shard(plain: str, tmp_path: Path) -> None:
+def test_no_foreign_index_is_written_for_a_compressed_or_truncated_shard(plain: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedSidecarError, match="compressed with gzip"):
         write_dali_index(build_shard(tmp_path / "x.tgz", [{"__key__": "a", "txt": "1"}]))
     Path(plain).write_bytes(Path(plain).read_bytes()[:3000])
@@ -117,7 +117,7 @@ def test_names_of_foreign_indexes(url: str, dali: str) -> None:
 # wids
 
 
-def test_an_index_of_wids(tmp_path: Path) -> None:
+def test_a_wids_index(tmp_path: Path) -> None:
     (tmp_path / "parts").mkdir()
     urls = [
         write_members(tmp_path / "parts/b.tar", fields(["a", "b"])),
@@ -139,7 +139,7 @@ def test_an_index_of_wids(tmp_path: Path) -> None:
     assert (read.urls, read.samples, read.bytes) == (urls, 3, manifest.bytes)
 
 
-def test_an_index_of_wids_that_refers_to_others(tmp_path: Path) -> None:
+def test_a_wids_index_that_refers_to_others(tmp_path: Path) -> None:
     (tmp_path / "far/off").mkdir(parents=True)
     urls = [
         write_members(tmp_path / "far/off/a.tar", fields(["a"])),
@@ -167,7 +167,7 @@ def test_an_index_of_wids_that_refers_to_others(tmp_path: Path) -> None:
         read_wids_index(place)
 
 
-def test_a_wrong_count_of_wids_is_noticed_when_the_shard_is_opened(plain: str) -> None:
+def test_a_wrong_count_in_a_wids_index_is_noticed_when_the_shard_is_opened(plain: str) -> None:
     place = Path(plain).with_name("index.json")
     build_indexes([plain], num_workers=0)
     write_wids_index(Manifest([ShardInfo(plain, 4, 0)]), place)
@@ -187,7 +187,7 @@ def test_a_wrong_count_of_wids_is_noticed_when_the_shard_is_opened(plain: str) -
         {"wids_version": 1, "shardlist": [{"url": "x.tar", "nsamples": 3}, {"url": "x.tar", "nsamples": 4}]},
     ],
 )
-def test_a_file_that_is_not_an_index_of_wids_is_refused(plain: str, facts: Any) -> None:
+def test_a_file_that_is_not_a_wids_index_is_refused(plain: str, facts: Any) -> None:
     place = Path(plain).with_name("index.json")
     place.write_text(json.dumps(facts))
     with pytest.raises(CorruptSidecarError, match=r"index\.json is not an index of wids, or is damaged"):

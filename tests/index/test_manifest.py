@@ -136,7 +136,7 @@ def test_a_file_that_is_not_a_manifest(tmp_path: Path) -> None:
         write_manifest(Manifest([]), tmp_path / "none/manifest.json")
 
 
-def test_a_manifest_of_many_shards_is_read_some_at_a_time(tmp_path: Path, tracing: Any) -> None:
+def test_a_manifest_of_many_shards_is_read_in_parts(tmp_path: Path, tracing: Any) -> None:
     """A million shards take 150 MiB; as objects, their entries would take 500 MiB."""
     count, place = 20_000, tmp_path / "manifest.json"
     write_manifest(Manifest(ShardInfo(f"s3://a/b/train-{n:07d}.tar", n, 10**9) for n in range(count)), place)

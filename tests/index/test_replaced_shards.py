@@ -141,9 +141,7 @@ def encoded(samples: list[Fields]) -> list[Fields]:
     ],
     indirect=["place"],
 )
-def test_no_sample_of_a_replaced_shard_comes_under_another_key(
-    place: Place, tmp_path: Path, name: str, order: str
-) -> None:
+def test_no_sample_of_a_replaced_shard_gets_another_key(place: Place, tmp_path: Path, name: str, order: str) -> None:
     samples, first = REPLACEMENTS[name]
     place.write(old := shard(tmp_path / "old", SAMPLES))
     indexed = dataset(place, tmp_path, order=order)
@@ -258,7 +256,7 @@ def split_by_folder(name: str) -> tuple[str, str] | None:
     return (key, f"{folder}.{extension}") if key else None
 
 
-def test_sizes_and_time_are_compared_where_a_key_rule_of_the_user_hides_the_names(tmp_path: Path) -> None:
+def test_sizes_and_time_are_compared_if_a_users_key_rule_hides_the_names(tmp_path: Path) -> None:
     def write(key: str, text: str, time: int) -> str:
         url = build_shard(
             tmp_path / "a.tar", [{"__key__": f"one/{key}", "txt": text}, {"__key__": f"two/{key}", "txt": text}]

@@ -49,7 +49,7 @@ def test_a_number_is_mapped_the_same_alone_and_among_others(size: int, seed: int
 
 
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=4), SEEDS)
-def test_numbers_are_mapped_by_several_permutations_as_by_each(sizes: list[int], seed: int) -> None:
+def test_several_permutations_map_numbers_like_each_alone(sizes: list[int], seed: int) -> None:
     permutations = [Permutation(size, seed=seed) for size in sizes]
     which = np.repeat(np.arange(len(sizes)), sizes)
     expected = [permutation(np.arange(permutation.size)) for permutation in permutations]

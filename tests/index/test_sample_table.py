@@ -151,6 +151,6 @@ def test_the_sum_of_large_weights_is_finite() -> None:
 
 
 @pytest.mark.parametrize("weights", [[-1, 2], [float("nan")], [float("inf")], [0, 0], [[1]]])
-def test_weights_that_are_refused(weights: list[float]) -> None:
+def test_invalid_weights_are_refused(weights: list[float]) -> None:
     with pytest.raises(ValueError, match="one finite number for each sample"):
         resample(weights)

@@ -60,7 +60,7 @@ def test_different_selections_have_different_fingerprints() -> None:
         ([[1]], ValueError, r"the shape \(1, 1\)"),
     ],
 )
-def test_selections_that_are_refused(select: Any, error: type[Exception], message: str) -> None:
+def test_invalid_selections_are_refused(select: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         Selection(select, np.array([4, 4]), read_index=None)
 

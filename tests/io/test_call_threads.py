@@ -44,7 +44,7 @@ def test_closing_cancels_what_has_not_begun_and_leaves_a_slow_call_behind(monkey
     assert slow.result(LIMIT_S)
 
 
-def test_requests_wait_in_one_thread_and_what_may_block_is_done_in_others() -> None:
+def test_requests_wait_in_one_thread_and_blocking_calls_run_in_others() -> None:
     threads, pairs, taken_by = CallThreads(3, "calls"), [socket.socketpair() for _ in range(4)], dict[int, int]()
     connections = [Connection(own) for own, _ in pairs]
 

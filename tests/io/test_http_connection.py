@@ -125,7 +125,7 @@ def test_threads_never_share_a_connection(site: Site) -> None:
     assert len(site.accepted) == 8
 
 
-def test_a_forked_process_makes_connections_of_its_own(site: Site) -> None:
+def test_a_forked_process_opens_its_own_connections(site: Site) -> None:
     assert read(site.url()) == BODY
     half_read = open_url(site.url("/half.tar"))
     first = half_read.read(100)

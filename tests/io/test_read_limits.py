@@ -273,7 +273,7 @@ def shard_of(*members: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("compress", [to_gzip, bz2.compress, lzma.compress, ZSTD], ids=["gzip", "bz2", "xz", "zstd"])
-def test_a_bomb_is_refused_where_it_expands_too_far(
+def test_a_bomb_is_refused_as_soon_as_it_expands_too_far(
     monkeypatch: pytest.MonkeyPatch, compress: Callable[[bytes], bytes]
 ) -> None:
     monkeypatch.setattr(read_limits, "EXPANSION_FROM_BYTES", MIB)

@@ -215,7 +215,7 @@ def test_keys_come_from_the_user_unless_any_key_is_accepted(
     assert read(options) == WANT
 
 
-def test_two_shards_are_read_at_a_time_by_two_threads(server: SftpServer) -> None:
+def test_two_threads_read_two_shards_at_the_same_time(server: SftpServer) -> None:
     """paramiko's channels mix up answers if two threads wait for one."""
     streams = [open_url(URL, storage_options=server.options()) for _ in range(2)]
     found: list[bytes] = []

@@ -31,7 +31,7 @@ def options(proxy: FaultProxy, **more: Any) -> dict[str, Any]:
     return {"key": "access", "secret": "hunter2hunter2", "endpoint_url": f"http://127.0.0.1:{proxy.port}", **more}
 
 
-def test_a_file_takes_one_request_and_a_range_one_more(proxy: FaultProxy) -> None:
+def test_reading_a_file_takes_one_request_and_a_range_one_more(proxy: FaultProxy) -> None:
     with open_url("s3://signed/a.tar", storage_options=options(proxy)) as stream:
         assert stream.read() == BODY
     parts = open_parts("s3://signed/a.tar", storage_options=options(proxy))

@@ -257,7 +257,7 @@ def test_a_manifest_for_a_service_names_only_files_on_a_network(site: Site, serv
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_commands_in_an_index_of_wids_from_a_network(command: str, tmp_path: Path) -> None:
+def test_commands_in_a_wids_index_from_a_network(command: str, tmp_path: Path) -> None:
     command = command.replace("COMMAND", str(tmp_path / "touched"))
     shards = [{"url": command, "nsamples": 1}]
     for facts in ({"wids_version": 1, "shardlist": shards}, {"wids_version": 1, "datasets": [{"source_url": command}]}):

@@ -441,7 +441,7 @@ def test_an_interruption_stops_downloads_and_leaves_no_thread_and_no_partial_fil
     assert left_over(folder) == set()
 
 
-def test_a_failed_fetch_ahead_is_an_error_when_its_shard_is_read(folder: CacheFolder, store: Store) -> None:
+def test_a_failed_prefetch_is_an_error_when_its_shard_is_read(folder: CacheFolder, store: Store) -> None:
     store.shards = {"a": b"a" * 1000, "c": b"c" * 1000}
     found = shards_of(["store:a", "store:b", "store:c"], folder, prefetch=2)
     with contextlib.closing(found):
