@@ -41,7 +41,7 @@ def pattern(tmp_path: Path) -> str:
 def test_a_table_has_the_samples_in_the_order_of_the_shards(pattern: str) -> None:
     table = read_table(pattern)
     dataset = IndexedSamples(pattern).map_style()
-    assert repr(table) == "<SampleTable of 11 samples in 3 shards, columns ['label']>"
+    assert repr(table) == "<SampleTable of 11 samples in 3 shards, ['label']>"
     for number in range(len(dataset)):
         sample = dataset[number]
         assert table.keys[number] == sample["__key__"]

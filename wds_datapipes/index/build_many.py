@@ -225,8 +225,7 @@ def shard_sizes(
     else:
         urls = resolve_shards(shards, access.storage_options)
         action = f"finds or builds {plural(len(urls), 'index', 'indexes')}"
-        find = partial(_find_or_build, urls, access)
-        facts = share_on_host(action, find, urls, access, access.storage_options)
+        facts = share_on_host(action, partial(_find_or_build, urls, access), urls, access, access.storage_options)
         urls, counts, sizes = [[fact[column] for fact in facts] for column in range(3)]
     _check_cache(access, sizes, window, lanes)
     return list(zip(urls, counts, strict=True))

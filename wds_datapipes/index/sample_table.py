@@ -172,8 +172,7 @@ class SampleTable:
         return len(self._keys)
 
     def __repr__(self) -> str:
-        counts = f"{plural(len(self), 'sample')} in {plural(len(self.urls), 'shard')}"
-        return f"<SampleTable of {counts}, columns {list(self.columns)}>"
+        return f"<SampleTable of {plural(len(self), 'sample')} in {plural(len(self.urls), 'shard')}, {[*self.columns]}>"
 
     def find(self, keys: Iterable[str]) -> Numbers:
         """Return the numbers of the samples with some keys, in the order of the keys.

@@ -207,8 +207,9 @@ class ShardIndex:
     __hash__ = None  # type: ignore[assignment]  # it compares arrays
 
     def __repr__(self) -> str:
-        counts = f"{plural(len(self), 'sample')}, {plural(self.members, 'member')}"
-        return f"<ShardIndex of {counts}, {self.facts.bytes} bytes>"
+        return (
+            f"<ShardIndex of {plural(len(self), 'sample')}, {plural(self.members, 'member')}, {self.facts.bytes} bytes>"
+        )
 
     def __reduce__(self) -> tuple[Callable[..., ShardIndex], tuple[Any, ...]]:
         columns = {name: np.array(column) for name, column in self.columns.items()}  # arrays that own their memory

@@ -7,8 +7,6 @@ import sys
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
-from wds_datapipes.errors import plural
-
 if TYPE_CHECKING:
     from typing_extensions import Self
 
@@ -54,7 +52,7 @@ class ProgressMeter:
         if self._bar is not None and now - self._updated >= BAR_PERIOD_S:
             self._updated = now
             seconds = now - self._started
-            texts = ["shards", plural(self._samples, "sample")] if self._unit == "shards" else ["samples"]
+            texts = ["shards", f"{self._samples:,} samples"] if self._unit == "shards" else ["samples"]
             texts += f"{self._samples / seconds:,.0f} samples/s", f"{human_bytes(self._bytes / seconds)}/s"
             # Show fewer figures in a narrow terminal, where rich would cut off all of them.
             room = self._bar.console.width - len(f"{self._label}{self._total}{self._total}") - 18

@@ -269,9 +269,8 @@ def warn_of_copies(pipe: Any) -> None:
     workers = 1 if info is None else info.num_workers
     if graph is None and workers * ranks > 1:
         raise RuntimeError(
-            f"The {splitter} does not know its rank and worker, because the DataLoader of this release of PyTorch does "
-            "not support pipelines. Pass StatefulShards(pipeline) to the DataLoader, or call apply_sharding(1, 0) to "
-            "read all shards here"
+            f"The {splitter} has no rank and worker, as the DataLoader of this release of PyTorch does not support "
+            "pipelines. Pass StatefulShards(pipeline) to it, or call apply_sharding(1, 0) to read all shards here"
         )
     if info is not None and workers > 1:
         if info.id == 0:

@@ -191,8 +191,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         others = [(shard_sizes(each.shards, access), each.missing) for each in joined]
         for sizes, _ in others:
             if not any(size for _, size in sizes):
-                count = plural(len(sizes), "shard")
-                raise EmptySourceError(f"A dataset of join= has no samples in {count}. Check its pattern")
+                raise EmptySourceError(f"A dataset of join= has {plural(len(sizes), 'shard')} but no samples")
         window = {"window": epoch.window_shards, "global": sys.maxsize if select is None else 1}.get(order, 1)
         self._shards = IndexedShards(
             {name: shard_sizes(dataset, access, window=window, lanes=lanes) for name, dataset in datasets.items()},
