@@ -248,7 +248,7 @@ def _difference(then: ShardIndex, now: ShardIndex) -> str:
     for number, (old, new) in enumerate(zip(then, now, strict=False)):
         if old != new:
             return f"sample {number} ({new.key!r}) is {new[1:]}, not {old.key!r}, {old[1:]}"
-    return f"it has {plural(len(now), 'sample')} up to byte {now.end}, not {len(then)} up to byte {then.end}"
+    return f"it has {plural(len(now), 'sample')} up to byte {now.end}, not {len(then):,} up to byte {then.end}"
 
 
 def _stale(archive: str, found: str) -> StaleSidecarError:

@@ -271,7 +271,7 @@ def _check_cache(access: AccessOptions, sizes: Sequence[int] | Numbers, window: 
     need = max(int(np.max(sizes)), int(np.sum(sizes)) * count // len(sizes))
     if access.cache_bytes < need:
         raise ValueError(
-            f"cache_bytes={access.cache_bytes} is too small: reading {count} of {plural(len(sizes), 'shard')} at a "
+            f"cache_bytes={access.cache_bytes} is too small: reading {count:,} of {plural(len(sizes), 'shard')} at a "
             f"time takes {need} bytes, so copies would be evicted before they are read. Choose at least that for each "
             'rank of the host, order="window" with fewer window_shards, or more lanes'
         )

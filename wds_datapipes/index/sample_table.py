@@ -185,7 +185,7 @@ class SampleTable:
         found = self._keys.find(wanted)
         if len(absent := np.flatnonzero(found < 0)):
             named = ", ".join(repr(wanted[at]) for at in absent[:NAMED]) + (", ..." if len(absent) > NAMED else "")
-            raise KeyError(f"The dataset lacks {len(absent)} of {plural(len(wanted), 'key')}: {named}")
+            raise KeyError(f"The dataset lacks {len(absent):,} of {plural(len(wanted), 'key')}: {named}")
         return found
 
     @cached_property

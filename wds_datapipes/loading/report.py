@@ -217,7 +217,7 @@ class LoadingReport:
         fetched, fetching_s = total.fetched_bytes, total.fetching_s
         stores = f"; {human_bytes(fetched)} came from stores, in {fetching_s:.1f} s" if fetched or fetching_s else ""
         hits, misses = int(total.figures["cache_hits"]), int(total.figures["cache_misses"])
-        stores += f"; {hits} of {plural(hits + misses, 'shard')} came from the cache" if hits + misses else ""
+        stores += f"; {hits:,} of {plural(hits + misses, 'shard')} came from the cache" if hits + misses else ""
         return (
             f"{plural(self.epoch, 'epoch')}: {plural(self.items, 'item')}, {human_bytes(total.bytes)}, from {makers}; "
             f"the loop waited {total.waited_s:.1f} s for them, and they waited {total.waiting_s:.1f} s for the loop"

@@ -196,7 +196,7 @@ def _conversion_error(failures: Mapping[str, BaseException], shards: int, retrie
     was_retried = not all(isinstance(failure, DETERMINISTIC_ERRORS) for failure in failures.values())
     tries = f" in {plural(retries + 1, 'attempt')}" if was_retried else ""
     error = ConversionError(
-        f"{len(failures)} of {plural(shards, 'shard')} could not be converted{tries}. The others are finished, and "
+        f"{len(failures):,} of {plural(shards, 'shard')} could not be converted{tries}. The others are finished, and "
         "calling this again converts only the missing ones.\n" + "\n".join(listed)
     )
     for url, failure in failures.items():

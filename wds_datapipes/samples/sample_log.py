@@ -111,7 +111,7 @@ class PositionLog(ExitStack):
             self._file, self._list = (self.enter_context(each.open(mode, 0)) for each in files)
             if (known := path.stat().st_size // BYTES) < count:
                 raise OSError(
-                    errno.ENODATA, f"it has only {known} of {plural(count, 'sample')} before the loaded state"
+                    errno.ENODATA, f"it has only {known:,} of {plural(count, 'sample')} before the loaded state"
                 )
             self._file.truncate(self._file.seek(count * BYTES))
             urls = os.fsdecode(self._list.read()).split("\0")

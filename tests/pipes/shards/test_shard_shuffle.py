@@ -119,7 +119,7 @@ def test_a_long_list_resumes_from_the_digest_of_its_urls_too() -> None:
         later.expect(listing.seen)
         assert list(later) == urls.urls
         changed.expect(listing.seen)
-        with pytest.raises(ChangedShardError, match=r"began with 9000 items, up to 08999.tar, .* up to 09000.tar"):
+        with pytest.raises(ChangedShardError, match=r"began with 9,000 items, up to 08999.tar, .* up to 09000.tar"):
             list(changed)
 
 

@@ -101,7 +101,7 @@ class BatchShare:
             )
         if self.count < self.batch and self.remainder == "drop":
             raise EmptySourceError(
-                f"IndexedSamples has {plural(self.count, 'sample')}, but a global batch takes {self.batch}, so an "
+                f"IndexedSamples has {plural(self.count, 'sample')}, but a global batch takes {self.batch:,}, so an "
                 'epoch would be empty. Choose a smaller global_batch_size, or remainder="pad" or "keep"'
             )
 

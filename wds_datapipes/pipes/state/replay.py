@@ -104,7 +104,7 @@ class ReplayedItems(SnapshotStage[Any]):
                 raise self._mismatch(f"Item {made - 1} of the epoch differs")
             del item  # free its memory before the next one is created
         if made < count:
-            raise self._mismatch(f"The epoch now has {plural(made, 'item')}, but had at least {count}")
+            raise self._mismatch(f"The epoch now has {plural(made, 'item')}, but had at least {count:,}")
         self._loaded = None
         for item in source:
             made += 1

@@ -261,7 +261,7 @@ def _check(begun: list[Any], expected: Seen) -> None:
     if found != expected:
         raise ChangedShardError(
             f"The list of shards has changed since the state was saved. It began with {plural(expected[0], 'item')}, "
-            f"up to {expected[2]}, but now begins with {found[0]}, up to {found[2]}. The state records positions in "
+            f"up to {expected[2]}, but now begins with {found[0]:,}, up to {found[2]}. The state records positions in "
             "this list, so samples would be repeated or skipped. Resume with the same list, in the same order"
         )
 
