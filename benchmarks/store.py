@@ -7,19 +7,20 @@ It sends files with ``sendfile``, which takes little CPU time from the readers. 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import itertools
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import parse_qs, unquote
 from urllib.request import urlopen
 
@@ -36,101 +37,117 @@ COUNT = "/number-of-requests"
 
 #: The number of bytes sent at a time, small enough for an even rate.
 CHUNK = 256 << 10
+#: The number of bytes received at a time, and the headers of a request that matter.
+RECEIVED = 64 << 10
+RANGE, CLOSE = re.compile(r"\r\nrange: bytes=(\d+)-(\d*)", re.IGNORECASE), re.compile(rb"(?i)\r\nconnection: close")
 
 
-class Store(ThreadingHTTPServer):
-    """Serves a folder."""
+class Store:
+    """Serves a folder by one thread; a thread for each connection would take more CPU time than the clients.
 
-    daemon_threads = True
-    request_queue_size = 128  # with 5, the system would drop some of many connections at once
+    It answers GET requests for a file or a range of it, and HEAD requests, also with the signature of an S3 client.
+
+    Args:
+        folder: the files.
+        latency_s: the time before each response, in seconds.
+        bytes_per_s: the bandwidth of each connection.
+    """
 
     def __init__(self, folder: Path, latency_s: float, bytes_per_s: float) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.folder, self.latency_s, self.bytes_per_s = folder, latency_s, bytes_per_s
-        self.requests = itertools.count()
+        self._folder, self._latency_s, self._bytes_per_s = folder, latency_s, bytes_per_s
+        self._requests = 0
 
+    async def serve(self) -> None:
+        """Print the port, and serve until the process is killed."""
+        with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
+            listener.setblocking(False)
+            print(listener.getsockname()[1], flush=True)
+            connections = set[asyncio.Task[None]]()  # the loop alone would not keep them alive
+            while True:
+                connection, _ = await asyncio.get_running_loop().sock_accept(listener)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as web servers do
+                connections.add(task := asyncio.create_task(self._serve_client(connection)))
+                task.add_done_callback(connections.discard)
 
-class Handler(BaseHTTPRequestHandler):
-    """Handles GET requests for a file or a range of it, and HEAD requests, also with the signature of an S3 client."""
+    async def _serve_client(self, connection: socket.socket) -> None:
+        """Answer the requests of a client, one after the other."""
+        receive, request = asyncio.get_running_loop().sock_recv, b""
+        with connection, contextlib.suppress(ConnectionError):  # the client may disconnect early
+            while more := await receive(connection, RECEIVED):
+                request += more
+                if request.endswith(b"\r\n\r\n"):
+                    await self._answer(connection, request.decode("latin-1"))
+                    if CLOSE.search(request):
+                        return
+                    request = b""
 
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # as web servers do: otherwise a body would wait for the client's acknowledgement
-    server: Store
-
-    def do_GET(self) -> None:
-        """Wait, then send the file."""
-        number = next(self.server.requests)
-        if self.path == COUNT:
-            self.server.requests = itertools.count(number)
-            self.send_response(200, str(number))
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+    async def _answer(self, connection: socket.socket, request: str) -> None:
+        method, target, _ = request.split(" ", 2)
+        if target == COUNT:
+            await _send_head(connection, f"200 {self._requests}", 0)
             return
-        time.sleep(self.server.latency_s)
-        name, _, query = self.path.partition("?")
-        path = self.server.folder / unquote(name).strip("/")
+        self._requests += 1
+        await asyncio.sleep(self._latency_s)
+        name, _, query = target.partition("?")
+        path = self._folder / unquote(name).strip("/")
+        if path.is_dir() and "list-type=2" in query:
+            body = _list(path, parse_qs(query))
+            await _send_head(connection, "200 OK", len(body), "Content-Type: application/xml")
+            await asyncio.get_running_loop().sock_sendall(connection, body)
+            return
         if not path.is_file():
-            if path.is_dir() and "list-type=2" in query:
-                self._list(path, parse_qs(query))
-            else:
-                self.send_error(404)
+            await _send_head(connection, "404 Not Found", 0)
             return
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            requested = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+            requested = RANGE.search(request)
             start, end = (int(requested[1]), min(int(requested[2] or size), size - 1) + 1) if requested else (0, size)
-            self.send_response(206 if requested else 200)
+            status, facts = "200 OK", [f'ETag: "{size}"', "Last-Modified: Sun, 06 Nov 1994 08:49:37 GMT"]
             if requested:
-                self.send_header("Content-Range", f"bytes {start}-{end - 1}/{size}")
-            self.send_header("Content-Length", str(end - start))
-            self.send_header("ETag", f'"{size}"')
-            self.send_header("Last-Modified", "Sun, 06 Nov 1994 08:49:37 GMT")  # S3 clients need one
-            self.end_headers()
-            if self.command == "HEAD":
-                return
-            with contextlib.suppress(ConnectionError):  # the client may disconnect early
-                self._send(file.fileno(), start, end)
+                status, facts = "206 Partial Content", [*facts, f"Content-Range: bytes {start}-{end - 1}/{size}"]
+            await _send_head(connection, status, end - start, *facts)
+            if method != "HEAD":
+                await self._send(connection, file, start, end)
 
-    do_HEAD = do_GET
-
-    def _list(self, bucket: Path, query: dict[str, list[str]]) -> None:
-        """Send the names of the objects of a bucket, as S3 does."""
-        prefix, folders, contents = query.get("prefix", [""])[0], set[str](), ""
-        for parent, _, names in os.walk(bucket, followlinks=True):
-            for path in (Path(parent, name) for name in names):
-                key = path.relative_to(bucket).as_posix()
-                if not key.startswith(prefix):
-                    continue
-                if "delimiter" in query and "/" in key[len(prefix) :]:
-                    folders.add(prefix + key[len(prefix) :].partition("/")[0] + "/")
-                    continue
-                size = path.stat().st_size
-                contents += (
-                    f"<Contents><Key>{key}</Key><LastModified>1994-11-06T08:49:37.000Z</LastModified>"
-                    f"<ETag>&quot;{size}&quot;</ETag><Size>{size}</Size><StorageClass>STANDARD</StorageClass></Contents>"
-                )
-        prefixes = "".join(f"<CommonPrefixes><Prefix>{name}</Prefix></CommonPrefixes>" for name in sorted(folders))
-        body = (
-            f'<?xml version="1.0"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
-            f"<Name>{bucket.name}</Name><Prefix>{prefix}</Prefix><IsTruncated>false</IsTruncated>{contents}{prefixes}"
-            "</ListBucketResult>"
-        ).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/xml")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def _send(self, file: int, start: int, end: int) -> None:
-        begin, at = time.perf_counter(), start
+    async def _send(self, connection: socket.socket, file: BinaryIO, start: int, end: int) -> None:
+        wait, begin, at = asyncio.get_running_loop().sock_sendfile, time.perf_counter(), start
         while at < end:
-            at += os.sendfile(self.connection.fileno(), file, at, min(end - at, CHUNK))
-            early = (at - start) / self.server.bytes_per_s - (time.perf_counter() - begin)
+            try:
+                at += os.sendfile(connection.fileno(), file.fileno(), at, min(end - at, CHUNK))
+            except BlockingIOError:
+                at += await wait(connection, file, at, min(end - at, CHUNK))
+            early = (at - start) / self._bytes_per_s - (time.perf_counter() - begin)
             if early > 0:
-                time.sleep(early)
+                await asyncio.sleep(early)
 
-    def log_message(self, *_: object) -> None:
-        """Log nothing."""
+
+async def _send_head(connection: socket.socket, status: str, size: int, *headers: str) -> None:
+    lines = f"HTTP/1.1 {status}", f"Content-Length: {size}", *headers, "", ""
+    await asyncio.get_running_loop().sock_sendall(connection, "\r\n".join(lines).encode())
+
+
+def _list(bucket: Path, query: dict[str, list[str]]) -> bytes:
+    """Return the names of the objects of a bucket, as S3 does."""
+    prefix, folders, contents = query.get("prefix", [""])[0], set[str](), ""
+    for parent, _, names in os.walk(bucket, followlinks=True):
+        for path in (Path(parent, name) for name in names):
+            key = path.relative_to(bucket).as_posix()
+            if not key.startswith(prefix):
+                continue
+            if "delimiter" in query and "/" in key[len(prefix) :]:
+                folders.add(prefix + key[len(prefix) :].partition("/")[0] + "/")
+                continue
+            size = path.stat().st_size
+            contents += (
+                f"<Contents><Key>{key}</Key><LastModified>1994-11-06T08:49:37.000Z</LastModified>"
+                f"<ETag>&quot;{size}&quot;</ETag><Size>{size}</Size><StorageClass>STANDARD</StorageClass></Contents>"
+            )
+    prefixes = "".join(f"<CommonPrefixes><Prefix>{name}</Prefix></CommonPrefixes>" for name in sorted(folders))
+    return (
+        f'<?xml version="1.0"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+        f"<Name>{bucket.name}</Name><Prefix>{prefix}</Prefix><IsTruncated>false</IsTruncated>{contents}{prefixes}"
+        "</ListBucketResult>"
+    ).encode()
 
 
 @contextlib.contextmanager
@@ -268,6 +285,4 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    with Store(Path(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])) as server:
-        print(server.server_address[1], flush=True)
-        server.serve_forever()
+    asyncio.run(Store(Path(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])).serve())
