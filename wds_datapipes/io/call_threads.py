@@ -13,7 +13,7 @@ from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as NoResultError
 from contextlib import suppress
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, TypeAlias, TypeVar, cast
 
 from wds_datapipes.interrupts import defer_interrupts
@@ -80,8 +80,8 @@ class CallThreads:
     def submit_steps(self, steps: Steps[T]) -> Future[T]:
         """Take the steps of a request in the thread that takes those of all requests.
 
-        A thread for each request would take more CPU time, because threads wait for each other. What may block is
-        continued in another thread.
+        A thread for each request would take more CPU time, because threads wait for each other. Another thread takes
+        the steps that may block.
         """
         future: Future[T] = Future()
         if self.is_closed.is_set():
@@ -122,35 +122,50 @@ def _run_calls(calls: Calls, is_closed: threading.Event) -> None:
 
 
 def _take_steps(requests: Calls, pool: weakref.ref[CallThreads], is_closed: threading.Event, count: int) -> None:
-    poll, waiting, moved = select.poll(), dict[int, tuple[Future[Any], Steps[Any]]](), set[Future[Any]]()
+    poll, waiting = select.poll(), dict[int, tuple[Future[Any], Steps[Any]]]()
+    moved = dict[Future[Any], tuple[Future[Any], Steps[Any]]]()  # those that another thread continues
 
-    def take_step(future: Future[Any], steps: Steps[Any]) -> None:
+    def wait_for_step(request: tuple[Future[Any], Steps[Any]], wait: tuple[socket.socket, int] | None) -> None:
+        if wait is not None:
+            waiting[wait[0].fileno()] = request
+            poll.register(*wait)
+        elif not request[0].done() and (threads := pool()) is not None:
+            moved[threads.submit(partial(_continue, *request, may_block=True))] = request
+
+    # No name may keep an object of a request alive while this thread waits for another one.
+    while not is_closed.is_set():
+        with suppress(queue.Empty):
+            while len(waiting) + len(moved) < count:
+                if (request := requests.get(not waiting and not moved)) is None:
+                    break
+                wait_for_step(request, _continue(*request))
+                del request
+        for step in [each for each in moved if each.done() and not each.cancelled()]:
+            wait_for_step(moved.pop(step), step.result())
+            del step
+        # If nothing has arrived, one of them looks at its time limit.
+        for descriptor, _ in poll.poll(TICK_S * 1000) or [(first, 0) for first in islice(waiting, 1)]:
+            poll.unregister(descriptor)
+            request = waiting.pop(descriptor)
+            wait_for_step(request, _continue(*request))
+            del request
+    for future, _ in chain(waiting.values(), moved.values()):
+        future.cancel()
+
+
+def _continue(future: Future[T], steps: Steps[T], *, may_block: bool = False) -> tuple[socket.socket, int] | None:
+    """Continue a request; return what it waits for, or None if it has ended or may block."""
+    with suppress(InvalidStateError):  # it was cancelled
         try:
-            wait = next(steps)
+            while (wait := next(steps)) is None and may_block:
+                pass
         except StopIteration as end:
             future.set_result(end.value)
         except BaseException as error:  # noqa: BLE001  `Future.result` raises it
             future.set_exception(error)
         else:
-            if wait is not None:
-                waiting[wait[0].fileno()] = future, steps
-                poll.register(*wait)
-            elif (threads := pool()) is not None:
-                moved.add(future)
-                future.add_done_callback(moved.discard)
-                threads.submit(partial(run_steps, steps), future)
-
-    while not is_closed.is_set():
-        with suppress(queue.Empty):
-            while len(waiting) + len(moved) < count and (request := requests.get(not waiting)) is not None:
-                take_step(*request)
-                del request
-        # If nothing has arrived, one of them looks at its time limit.
-        for descriptor, _ in poll.poll(TICK_S * 1000) or [(first, 0) for first in islice(waiting, 1)]:
-            poll.unregister(descriptor)
-            take_step(*waiting.pop(descriptor))
-    for future, _ in waiting.values():
-        future.cancel()
+            return wait
+    return None
 
 
 def run_steps(steps: Steps[T]) -> T:
