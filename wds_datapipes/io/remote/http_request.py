@@ -9,6 +9,7 @@ import socket
 import ssl
 from collections.abc import Hashable, Mapping
 from contextlib import closing, suppress
+from functools import lru_cache
 from http.client import BadStatusLine, HTTPConnection, HTTPException, HTTPSConnection, InvalidURL
 from typing import NamedTuple
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
@@ -185,38 +186,63 @@ def request_steps(url: str, headers: Mapping[str, str], access: Access, method: 
         OSError: the network failed.
         http.client.HTTPException: the response is not HTTP.
     """
-    current = urlsplit(url)
-    sent = {**USER_AGENT, **headers}
+    current, sent = _place_of(url), {**USER_AGENT, **headers}
     for _ in range(MAX_REDIRECTS + 1):
-        if current.username is not None and not any(name.lower() == "authorization" for name in sent):
-            sent["Authorization"] = _basic(current)
+        if current.authorization is not None and not any(name.lower() == "authorization" for name in sent):
+            sent["Authorization"] = current.authorization
         response = yield from _send_once(method, current, sent, access)
         if response.status not in REDIRECTS or not (location := response.headers.get("Location")):
             return (yield from _accept_response(response))
         response.close()
-        next_url = urlsplit(urljoin(current.geturl(), location))
-        if (next_url.scheme, next_url.hostname, _port(next_url)) != (current.scheme, current.hostname, _port(current)):
+        following = _place_of(urljoin(current.url.geturl(), location))
+        if following.server != current.server:
             sent = {name: value for name, value in sent.items() if name.lower() not in SECRET}
-        current = next_url
+        current = following
     raise HttpStatusError(response.status, f"it redirects {MAX_REDIRECTS} times", response.headers)
 
 
-def _send_once(method: str, url: SplitResult, headers: Mapping[str, str], access: Access) -> Steps[Response]:
+class Place(NamedTuple):
+    """Where a URL is requested.
+
+    Attributes:
+        url: the URL.
+        server: its scheme, host name and port.
+        host: the value of the header of this name.
+        target: the path and the query, quoted.
+        authorization: HTTP Basic authentication, if the URL contains a user.
+    """
+
+    url: SplitResult
+    server: tuple[str, str, int]
+    host: str
+    target: str
+    authorization: str | None
+
+
+@lru_cache(maxsize=512)
+def _place_of(text: str) -> Place:
+    """Return where a URL is requested; cached, because many ranges of a file are."""
+    url = urlsplit(text)
     if url.scheme not in PORTS or not url.hostname:
         raise InvalidURL(
             f"the URL or a redirect has the scheme {url.scheme!r} or no host; only http and https are supported"
         )
     host = url.netloc.rpartition("@")[2].removesuffix(f":{PORTS[url.scheme]}").encode("idna").decode()
     target = quote(url.path or "/", safe=PLAIN) + (f"?{quote(url.query, safe=PLAIN)}" if url.query else "")
-    proxy, sent = _proxy_of(url, access.proxies), dict(headers)
+    server = url.scheme, url.hostname, url.port or PORTS[url.scheme]
+    return Place(url, server, host, target, None if url.username is None else _basic(url))
+
+
+def _send_once(method: str, place: Place, headers: Mapping[str, str], access: Access) -> Steps[Response]:
+    proxy, sent, target = _proxy_of(place.url, access.proxies), dict(headers), place.target
     if not any(name.lower() == "host" for name in sent):
-        sent = {"Host": host, **sent}
-    if proxy is not None and url.scheme == "http":
-        target, sent = f"http://{host}{target}", {**sent, **_proxy_headers(proxy)}
+        sent = {"Host": place.host, **sent}
+    if proxy is not None and place.url.scheme == "http":
+        target, sent = f"http://{place.host}{target}", {**sent, **_proxy_headers(proxy)}
     lines = "".join(f"{name}: {value}\r\n" for name, value in sent.items())
     if lines.count("\r") + lines.count("\n") != 2 * len(sent):
         raise InvalidURL(f"one of the headers {', '.join(sent)} has a line break")
-    key = (url.scheme, url.hostname, _port(url), proxy, access.context)
+    key = place.server, proxy, access.context
     limit_s = min(access.timeout_s, CONNECT_S)
 
     def exchange(connection: Connection) -> Steps[Response]:
@@ -239,15 +265,16 @@ def _send_once(method: str, url: SplitResult, headers: Mapping[str, str], access
                 raise
             # The server has closed the connection, as it may at any time between two requests.
     yield None
-    return (yield from exchange(_connect(url, proxy, access.context, limit_s)))
+    return (yield from exchange(_connect(place, proxy, access.context, limit_s)))
 
 
-def _connect(url: SplitResult, proxy: SplitResult | None, context: ssl.SSLContext, limit_s: float) -> Connection:
-    address = (str(url.hostname), _port(url)) if proxy is None else (str(proxy.hostname), proxy.port or 80)
-    secure = {"context": context} if url.scheme == "https" else {}
-    made = CONNECTIONS[url.scheme](*address, timeout=limit_s, **secure)
+def _connect(place: Place, proxy: SplitResult | None, context: ssl.SSLContext, limit_s: float) -> Connection:
+    scheme, *server = place.server
+    address = server if proxy is None else (str(proxy.hostname), proxy.port or 80)
+    secure = {"context": context} if scheme == "https" else {}
+    made = CONNECTIONS[scheme](*address, timeout=limit_s, **secure)
     if proxy is not None and secure:
-        made.set_tunnel(str(url.hostname), _port(url), _proxy_headers(proxy))
+        made.set_tunnel(*server, _proxy_headers(proxy))
     try:
         made.connect()
     except BaseException as error:
@@ -292,7 +319,3 @@ def _proxy_headers(proxy: SplitResult) -> dict[str, str]:
 def _basic(url: SplitResult) -> str:
     words = f"{unquote(url.username or '')}:{unquote(url.password or '')}"
     return f"Basic {base64.b64encode(words.encode()).decode()}"
-
-
-def _port(url: SplitResult) -> int:
-    return url.port or PORTS.get(url.scheme, 0)
