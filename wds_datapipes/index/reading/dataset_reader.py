@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from itertools import chain, repeat
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, TypeVar
+from itertools import chain, islice, pairwise, repeat
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from wds_datapipes.index.options import AccessOptions
 from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.reading.index_copies import IndexCopies
 from wds_datapipes.index.reading.read_plan import sizes_of
-from wds_datapipes.index.reading.sample_reader import LONG_BYTES, SampleReader, ShardRanges
+from wds_datapipes.index.reading.sample_reader import LONG_BYTES, PlannedReads, SampleReader, ShardRanges
 from wds_datapipes.index.shard_index import ShardFacts, ShardIndex
 from wds_datapipes.io.call_threads import CallThreads, close_result, set_result
 from wds_datapipes.io.openers import local_path, redact
@@ -46,8 +46,20 @@ THREADS = 32
 #: By how much ``read_ahead`` is divided for a part of the samples that is read together. There may be more parts of
 #: samples in the order of their shards, which do not become neighbours of others.
 PARTS, ASCENDING_PARTS = 2, 4
-#: The maximum number of samples that are planned again after an unreadable one.
-RETRIED = 256
+
+
+class Part(NamedTuple):
+    """Samples that are read together.
+
+    Attributes:
+        bytes: about how many bytes are held of them.
+        shards: their shards, and -1 if there are some of no shard.
+        begin: begins to read those of remote shards, and returns all.
+    """
+
+    bytes: int
+    shards: set[int]
+    begin: Callable[[], Iterator[Item]]
 
 
 class DatasetReader:
@@ -119,7 +131,7 @@ class DatasetReader:
         wholes = self._split(chunks)
         if not self._is_local:
             return self._read_ahead(wholes)
-        return chain.from_iterable(self._read_part(*part) for whole in wholes for _, part in self._parts_of(*whole))
+        return chain.from_iterable(part.begin() for whole in wholes for part in self._parts_of(*whole))
 
     def _split(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
         """Split chunks so that all shards of each can be open at a time."""
@@ -145,69 +157,68 @@ class DatasetReader:
                     self._close_shards(self._readers.keys() - used)
                 if len(used) <= self._access.open_shards:
                     self._open_soon(following)
-            for size, part in self._parts_of(shards, numbers):
-                while len(begun) >= PARTS and size + sum(other for _, other, _ in begun) > most:
+            for part in self._parts_of(shards, numbers):
+                while len(begun) >= PARTS and part.bytes + sum(other for _, other, _ in begun) > most:
                     yield from begun.popleft()[2]
-                begun.append(({*part[0].tolist()}, size, self._read_part(*part)))
+                begun.append((part.shards, part.bytes, part.begin()))
         while begun:
             yield from begun.popleft()[2]
 
-    def _parts_of(self, shards: Numbers, numbers: Numbers) -> Iterator[tuple[int, Chunk]]:
-        """Yield parts of a chunk, with the approximate number of bytes held of each."""
+    def _parts_of(self, shards: Numbers, numbers: Numbers) -> Iterator[Part]:
+        """Yield parts of a chunk whose shards can all be open."""
         sizes = np.full(len(shards), BLOCK)  # of a sample that does not exist, too
         is_ascending = np.all((shards[1:] != shards[:-1]) | (numbers[1:] > numbers[:-1]))
         most = self._access.read_ahead // (ASCENDING_PARTS if is_ascending else PARTS)
         below = LONG_BYTES if self._is_local else None
-        for shard in np.unique(shards[shards >= 0]).tolist():
+        own = {shard: np.flatnonzero(shards == shard) for shard in dict.fromkeys(shards.tolist())}
+        for shard, places in own.items():
             with suppress(WdsError, OSError):  # yielded when its first sample is due
-                own = shards == shard
-                sizes[own] = sizes_of(self._reader(shard).index, numbers[own], self._fields, below=below)
+                if shard >= 0:
+                    sizes[places] = sizes_of(self._reader(shard).index, numbers[places], self._fields, below=below)
         ends = np.cumsum(sizes)
-        start = 0
-        while start < len(ends):
-            before = int(ends[start - 1]) if start else 0
-            stop = max(int(np.searchsorted(ends, before + most, "right")), start + 1)
-            yield int(ends[stop - 1]) - before, (shards[start:stop], numbers[start:stop])
-            start = stop
+        stops, parts = [0], np.zeros(len(ends), np.int64)
+        while stops[-1] < len(ends):
+            before = int(ends[stops[-1] - 1]) if stops[-1] else 0
+            parts[stops[-1] :] = len(stops) - 1
+            stops.append(max(int(np.searchsorted(ends, before + most, "right")), stops[-1] + 1))
+        plans = {shard: self._plan(shard, numbers[places], parts[places]) for shard, places in own.items()}
+        streams = {
+            shard: self._read_each(shard, numbers[places], parts[places], plans[shard]) for shard, places in own.items()
+        }
+        items = (next(streams[shard]) for shard in shards.tolist()) if len(own) > 1 else streams[int(shards[0])]
+        for part, (start, stop) in enumerate(pairwise(stops)):
+            those = {*shards[start:stop].tolist()}
+            begin = partial(_begin, part, [plans[shard] for shard in those], islice(items, stop - start))
+            yield Part(int(sizes[start:stop].sum()), those, begin)
 
-    def _read_part(self, shards: Numbers, numbers: Numbers) -> Iterator[Item]:
-        """Read samples whose shards can all be open; samples of remote shards are requested now."""
-        if np.all(shards == shards[0]):
-            return self._read_shard(int(shards[0]), numbers)
-        streams = {shard: self._read_shard(shard, numbers[shards == shard]) for shard in dict.fromkeys(shards.tolist())}
-        return (next(streams[shard]) for shard in shards.tolist())
+    def _plan(self, shard: int, numbers: Numbers, parts: Numbers) -> PlannedReads | None:
+        """Plan to read samples of a shard; None if it cannot be opened, or does not exist."""
+        submit = None if self._is_local else self._threads.submit_steps
+        with suppress(WdsError, OSError):  # yielded when its first sample is due
+            return self._reader(shard).plan(numbers, self._fields, parts, submit) if shard >= 0 else None
+        return None
 
-    def _read_shard(self, shard: int, numbers: Numbers) -> Iterator[Item]:
-        if shard < 0:
-            return repeat(None, len(numbers))
-        begun = None
-        if not self._is_local:
-            with suppress(WdsError, OSError):  # yielded when its first sample is due
-                begun = self._reader(shard).read_ahead(numbers, self._fields, self._threads.submit_steps)
-        return self._read_each(shard, numbers, begun)
-
-    def _read_each(self, shard: int, numbers: Numbers, samples: Iterator[Sample] | None) -> Iterator[Item]:
+    def _read_each(self, shard: int, numbers: Numbers, parts: Numbers, plan: PlannedReads | None) -> Iterator[Item]:
         """Yield samples of a shard; an unreadable one does not affect those read together with it."""
+        if shard < 0:
+            yield from repeat(None, len(numbers))
+            return
         done = 0
         while done < len(numbers):
-            is_open = samples is not None
+            is_open = plan is not None
             try:
-                if samples is None:
-                    reader = self._reader(shard)
-                    is_open = True
-                    # After an error, a new plan for all samples would take too long if there are many.
-                    samples = reader.stream(numbers[done : done + RETRIED if done else None], self._fields)
-                for sample in samples:
+                plan = plan or self._reader(shard).plan(numbers, self._fields, parts)
+                is_open = True
+                for sample in plan.samples(done):
                     done += 1
                     yield sample
             except (WdsError, OSError) as error:
                 item: Item = error
             else:
-                samples = None
                 continue
             yield self._read_alone(shard, numbers[done : done + 1]) if is_open else item
             del item  # its frames refer to this one
-            done, samples = done + 1, None
+            done += 1
 
     def _read_alone(self, shard: int, number: Numbers) -> Item:
         """Return a sample or its error: another sample in the same range may be at fault."""
@@ -318,6 +329,13 @@ class DatasetReader:
                 return self._open_copy(cache, url, facts, is_last=True)
             cache.warn_cache_full(request)
             return None
+
+
+def _begin(part: int, plans: Iterable[PlannedReads | None], items: Iterator[Item]) -> Iterator[Item]:
+    for plan in plans:
+        if plan is not None:
+            plan.request(part)
+    return items
 
 
 def split_by_shards(shards: Numbers, most: int) -> Iterator[slice]:

@@ -34,6 +34,7 @@ class ReadPlan(NamedTuple):
         stops: the offset of its end.
         requests: the number of the request that reads each range.
         firsts: the first range of each request, and the number of ranges.
+        parts: the part whose samples each request reads.
         is_held: whether a request reads several ranges, or more fields than those of one sample.
     """
 
@@ -49,6 +50,7 @@ class ReadPlan(NamedTuple):
     stops: list[int]
     requests: list[int]
     firsts: list[int]
+    parts: list[int]
     is_held: list[bool]
 
 
@@ -57,6 +59,7 @@ def plan_reading(
     numbers: Numbers,
     fields: Collection[str] | None = None,
     *,
+    parts: Numbers,
     max_bytes: int,
     max_gap: int,
     alone_from: int | None = None,
@@ -69,6 +72,7 @@ def plan_reading(
         index: the index of the shard.
         numbers: the numbers of the samples.
         fields: the fields to read; by default all.
+        parts: the part of each sample, in ascending order; a request reads samples of one part.
         max_bytes: the maximum size of a request before its last field, in bytes.
         max_gap: the maximum number of bytes between two ranges of a request.
         alone_from: fields of this size in bytes are read alone, without headers, so that they need not be copied again.
@@ -77,7 +81,7 @@ def plan_reading(
         >>> from wds_datapipes.index.build import build_index
         >>> from wds_datapipes.testing import build_shard
         >>> index = build_index(build_shard("a.tar", [{"__key__": "x", "txt": "one"}, {"__key__": "y", "txt": "two"}]))
-        >>> plan = plan_reading(index, np.array([0, 1]), max_bytes=65536, max_gap=8192)
+        >>> plan = plan_reading(index, np.array([0, 1]), parts=np.array([0, 0]), max_bytes=65536, max_gap=8192)
         >>> plan.starts, plan.stops, plan.ranges, plan.begins, plan.ends
         ([0], [1539], [0, 0], [512, 1536], [515, 1539])
     """
@@ -88,10 +92,18 @@ def plan_reading(
     is_alone = np.zeros(len(members), bool) if alone_from is None else sizes >= alone_from
     spans = np.where(is_alone, 0, _rounded(sizes) + heads)
     sample_bytes = int(spans.sum()) // max(len(numbers), 1)
-    order = np.argsort(offsets, kind="stable")
+    parts = np.repeat(parts, counts)
+    order = np.lexsort((offsets, parts))
     lows, ends = (offsets - np.where(is_alone, 0, np.minimum(heads, MAX_HEADER_BYTES)))[order], (offsets + sizes)[order]
     is_range, is_request = _cuts(
-        lows, ends, offsets[order], is_alone[order], sample_bytes, max_bytes, gap_of(sample_bytes, max_gap)
+        lows,
+        ends,
+        offsets[order],
+        parts[order],
+        is_alone[order],
+        sample_bytes,
+        max_bytes,
+        gap_of(sample_bytes, max_gap),
     )
     found = np.cumsum(is_range) - 1
     ranges = np.empty_like(found)
@@ -114,6 +126,7 @@ def plan_reading(
         stops.tolist(),
         requests[is_range].tolist(),
         firsts,
+        parts[order][is_request].tolist(),
         ((np.diff(firsts) > 1) | (np.bincount(requests) * len(numbers) > len(members))).tolist(),
     )
 
@@ -172,6 +185,7 @@ def _cuts(
     lows: Numbers,
     ends: Numbers,
     offsets: Numbers,
+    parts: Numbers,
     is_alone: npt.NDArray[np.bool_],
     sample_bytes: int,
     max_bytes: int,
@@ -180,11 +194,12 @@ def _cuts(
     """Return whether a range, and whether a request, begins with each of the fields, in ascending order."""
     is_request = np.ones(len(lows), bool)
     gaps = lows[1:] - ends[:-1]
-    is_request[1:] = (gaps < 0) | (gaps > max_gap) | is_alone[1:] | is_alone[:-1]
+    is_next_part = parts[1:] != parts[:-1]
+    is_request[1:] = (gaps < 0) | (gaps > max_gap) | is_alone[1:] | is_alone[:-1] | is_next_part
     starts = lows[is_request]
-    parts = (lows - starts[np.cumsum(is_request) - 1]) // max_bytes
-    is_request[1:] |= parts[1:] != parts[:-1]
-    is_other = offsets[1:] != offsets[:-1]  # a repeated field is in the same range
+    pieces = (lows - starts[np.cumsum(is_request) - 1]) // max_bytes
+    is_request[1:] |= pieces[1:] != pieces[:-1]
+    is_other = (offsets[1:] != offsets[:-1]) | is_next_part  # a repeated field is in the same range
     is_request[1:] &= is_other
     # Up to about one sample between two others is kept rather than cut out.
     is_range = is_request.copy()

@@ -6,6 +6,7 @@ import io
 import os
 import threading
 import weakref
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from itertools import islice
@@ -254,13 +255,10 @@ class SampleReader:
         limits: ReadLimits = DEFAULT_LIMITS,
         extra: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self.index, self._limits, self._extra, self._ranges = ranges.index, limits, extra, ranges
+        self.index, self._limits, self.extra, self._ranges = ranges.index, limits, extra, ranges
 
     def stream(self, numbers: Numbers, fields: Collection[str] | None = None) -> Iterator[Sample]:
         """Yield samples with their fields as bytes, each read when it is due; a local shard stays open until `close`.
-
-        Data that is close together is read at once. If the samples are not in the order of the shard, adjacent fields
-        of less than `LONG_BYTES` are held until the end.
 
         Args:
             numbers: the numbers of the samples.
@@ -269,101 +267,36 @@ class SampleReader:
         Raises:
             ShardError: a sample cannot be read, or the shard has changed since it was indexed.
         """
-        self._ranges.keep_open()
-        return self._read(numbers, fields)
+        return self.plan(numbers, fields).samples()
 
-    def read_ahead(self, numbers: Numbers, fields: Collection[str] | None, submit: Submit) -> Iterator[Sample]:
-        """Begin to read samples, and yield them; all their data is held until the end.
+    def plan(
+        self,
+        numbers: Numbers,
+        fields: Collection[str] | None = None,
+        parts: Numbers | None = None,
+        submit: Submit | None = None,
+    ) -> PlannedReads:
+        """Return samples that can be read in parts, and ahead.
 
         Args:
             numbers: the numbers of the samples.
-            fields: the fields to read; None for all.
-            submit: takes the steps of a request in another thread.
+            fields: the fields to read; by default all.
+            parts: the part of each sample, in ascending order; by default there is one.
+            submit: takes the steps of a request in another thread; by default, each sample is read when it is due.
 
         Raises:
-            ShardError: a sample cannot be read, or the shard has changed since it was indexed.
+            ShardError: the shard has changed since it was indexed.
         """
-        plan = plan_reading(self.index, numbers, fields, max_bytes=MAX_REQUEST_BYTES, max_gap=MAX_REQUEST_GAP_BYTES)
-        begun = [submit(self._request(plan, request)) for request in range(len(plan.is_held))]
+        self._ranges.keep_open()
+        parts = np.zeros(len(numbers), np.int64) if parts is None else parts
+        if submit is None:
+            limits = {"max_bytes": MAX_READ_BYTES, "max_gap": MAX_GAP_BYTES, "alone_from": LONG_BYTES}
+        else:
+            limits = {"max_bytes": MAX_REQUEST_BYTES, "max_gap": MAX_REQUEST_GAP_BYTES}
+        plan = plan_reading(self.index, numbers, fields, parts=parts, **limits)
+        return PlannedReads(self, plan, submit, is_ascending=bool(np.all(numbers[1:] >= numbers[:-1])))
 
-        def wait(number: int) -> bytes:
-            request = plan.requests[number]
-            return begun[request].result()[number - plan.firsts[request]]
-
-        return self._samples(plan, wait)
-
-    def _read(self, numbers: Numbers, fields: Collection[str] | None) -> Iterator[Sample]:
-        """Yield samples, each read when it is due."""
-        limits = {"max_bytes": MAX_READ_BYTES, "max_gap": MAX_GAP_BYTES, "alone_from": LONG_BYTES}
-        plan = plan_reading(self.index, numbers, fields, **limits)
-        requests, firsts, starts, stops, is_held = plan.requests, plan.firsts, plan.starts, plan.stops, plan.is_held
-        is_ascending = bool(np.all(numbers[1:] >= numbers[:-1]))
-        held: dict[int, list[bytes]] = {}
-        read_bytes = self._ranges.read
-
-        def read(number: int) -> bytes:
-            request = requests[number]
-            if not is_held[request]:
-                return read_bytes(starts[number], stops[number])
-            if request not in held:
-                if is_ascending:
-                    held.clear()
-                held[request] = run_steps(self._request(plan, request))
-            return held[request][number - firsts[request]]
-
-        return self._samples(plan, read)
-
-    def _request(self, plan: ReadPlan, request: int) -> Steps[list[bytes]]:
-        """Read the ranges of a request at once."""
-        first, end = plan.firsts[request : request + 2]
-        start = plan.starts[first]
-        data = yield from self._ranges.read_steps(start, plan.stops[end - 1])
-        if end - first == 1:
-            return [bytes(data)]
-        view = memoryview(data)
-        spans = zip(plan.starts[first:end], plan.stops[first:end], strict=True)
-        return [bytes(view[begin - start : stop - start]) for begin, stop in spans]
-
-    def _samples(self, plan: ReadPlan, read: Callable[[int], bytes]) -> Iterator[Sample]:
-        """Yield the samples of a plan; ``read`` returns the data of a range.
-
-        Raises:
-            ChangedShardError: the name or size in the header of a field differs from the index.
-        """
-        members = zip(plan.names, plan.suffixes, plan.members, plan.ranges, plan.begins, plan.ends, strict=True)
-        empty: Sample = {"__key__": "", "__url__": self._ranges.url}
-        if self._ranges.path is not None:
-            empty["__local_path__"] = self._ranges.path
-        has_names = self.index.key_rule is not None
-        current, data, raw_key, name, begin = -1, b"", b"", "", 0
-        extra = self._extra
-        try:
-            for key, count in zip(plan.keys, plan.counts, strict=True):
-                sample = empty.copy()
-                sample["__key__"] = key
-                if has_names:
-                    raw_key = key.encode("utf-8", "surrogateescape")
-                for name, suffix, member, number, begin, end in islice(members, count):
-                    if number != current:
-                        current, data = number, read(number)
-                    if not (
-                        begin
-                        and data.startswith(raw_key + suffix, begin - BLOCK)
-                        and NUMBERS[data[begin - SIZE_BEFORE : begin - SIZE_END]] == end - begin
-                    ):
-                        offset = plan.starts[number] + begin
-                        before = data[max(begin - MAX_HEADER_BYTES, 0) : begin]
-                        self._check_header(before, member, offset, end - begin, raw_key + suffix)
-                    sample[name] = data[begin:end]
-                if extra:
-                    sample |= extra
-                yield sample
-        except (WdsError, OSError) as error:
-            at = plan.starts[number] + begin
-            note(error, f"It was read for {name!r} of the sample {key!r}, at byte {at} of {self._ranges.name}.")
-            raise
-
-    def _check_header(self, before: bytes, member: int, offset: int, size: int, raw_name: bytes) -> None:
+    def check_header(self, before: bytes, member: int, offset: int, size: int, raw_name: bytes) -> None:
         """Compare the header of a member of any format with the index.
 
         Args:
@@ -400,6 +333,101 @@ class SampleReader:
     def close(self) -> None:
         """Close the shard."""
         self._ranges.close()
+
+
+class PlannedReads:
+    """Samples of one shard in the order of a plan.
+
+    Fields that are close together are read by one request, and held until the last of them or the next part is due.
+
+    Args:
+        reader: reads the shard.
+        plan: how to read the samples.
+        submit: takes the steps of a request in another thread; None to read when a sample is due.
+        is_ascending: whether the samples are in the order of the shard.
+    """
+
+    def __init__(self, reader: SampleReader, plan: ReadPlan, submit: Submit | None, *, is_ascending: bool) -> None:
+        self._reader, self._ranges, self._plan, self._submit = reader, reader._ranges, plan, submit
+        self._is_ascending = is_ascending
+        self._held: dict[int, Future[list[bytes]] | list[bytes]] = {}
+        self._part = -1
+
+    def request(self, part: int) -> None:
+        """Begin to read the samples of a part, if other threads do that."""
+        if self._submit is not None:
+            parts = self._plan.parts
+            for request in range(bisect_left(parts, part), bisect_right(parts, part)):
+                self._held[request] = self._submit(self._take(request))
+
+    def _take(self, request: int) -> Steps[list[bytes]]:
+        """Read the ranges of a request at once."""
+        plan = self._plan
+        first, end = plan.firsts[request : request + 2]
+        start = plan.starts[first]
+        data = yield from self._ranges.read_steps(start, plan.stops[end - 1])
+        if end - first == 1:
+            return [bytes(data)]
+        view = memoryview(data)
+        spans = zip(plan.starts[first:end], plan.stops[first:end], strict=True)
+        return [bytes(view[begin - start : stop - start]) for begin, stop in spans]
+
+    def _read(self, number: int) -> bytes:
+        """Return the data of a range."""
+        plan, held = self._plan, self._held
+        request = plan.requests[number]
+        if self._submit is None and not plan.is_held[request]:
+            return self._ranges.read(plan.starts[number], plan.stops[number])
+        part = plan.parts[request]
+        if part != self._part or (self._is_ascending and request not in held):
+            self._part, first = part, request if self._is_ascending else bisect_left(plan.parts, part)
+            for each in [each for each in held if each < first]:
+                del held[each]
+        if request not in held:
+            held[request] = run_steps(self._take(request))
+        found = held[request]
+        return (found.result() if isinstance(found, Future) else found)[number - plan.firsts[request]]
+
+    def samples(self, first: int = 0) -> Iterator[Sample]:
+        """Yield the samples from number ``first`` of the plan on.
+
+        Raises:
+            ShardError: a sample cannot be read.
+            ChangedShardError: the name or size in the header of a field differs from the index.
+        """
+        plan, read, extra = self._plan, self._read, self._reader.extra
+        columns = zip(plan.names, plan.suffixes, plan.members, plan.ranges, plan.begins, plan.ends, strict=True)
+        members = islice(columns, sum(plan.counts[:first]), None)
+        empty: Sample = {"__key__": "", "__url__": self._ranges.url}
+        if self._ranges.path is not None:
+            empty["__local_path__"] = self._ranges.path
+        has_names = self._reader.index.key_rule is not None
+        current, data, raw_key, name, begin = -1, b"", b"", "", 0
+        try:
+            for key, count in islice(zip(plan.keys, plan.counts, strict=True), first, None):
+                sample = empty.copy()
+                sample["__key__"] = key
+                if has_names:
+                    raw_key = key.encode("utf-8", "surrogateescape")
+                for name, suffix, member, number, begin, end in islice(members, count):
+                    if number != current:
+                        current, data = number, read(number)
+                    if not (
+                        begin
+                        and data.startswith(raw_key + suffix, begin - BLOCK)
+                        and NUMBERS[data[begin - SIZE_BEFORE : begin - SIZE_END]] == end - begin
+                    ):
+                        offset = plan.starts[number] + begin
+                        before = data[max(begin - MAX_HEADER_BYTES, 0) : begin]
+                        self._reader.check_header(before, member, offset, end - begin, raw_key + suffix)
+                    sample[name] = data[begin:end]
+                if extra:
+                    sample |= extra
+                yield sample
+        except (WdsError, OSError) as error:
+            at = plan.starts[number] + begin
+            note(error, f"It was read for {name!r} of the sample {key!r}, at byte {at} of {self._ranges.name}.")
+            raise
 
 
 def has_random_access(url: str, *, storage_options: Mapping[str, Any] | None = None) -> bool:
