@@ -56,23 +56,26 @@ class Manifest:
 
     def __init__(self, shards: Iterable[Any]) -> None:
         left = map(_facts_of, shards)
-        self._store(iter(lambda: list(islice(left, ENTRIES)), []))
+        self._store(zip(*rows, strict=True) for rows in iter(lambda: list(islice(left, ENTRIES)), []))
 
-    def _store(self, blocks: Iterable[Sequence[Sequence[Any]]]) -> None:
-        """Store the facts of the shards, which come in blocks, as columns."""
+    def _store(self, blocks: Iterable[Iterable[tuple[Any, ...]]]) -> None:
+        """Store the facts of the shards, which come in blocks of columns."""
         counts, sizes, digests = array("q"), array("q"), [np.empty(0, "S1")]
         self._names, digest = list[str](), hashlib.sha256()
-        for rows in blocks:
-            urls, samples, totals, sha256s = zip(*rows, strict=True)
+        for urls, samples, totals, sha256s in blocks:
             if not _are_valid(urls, samples + totals, sha256s):
+                rows = zip(urls, samples, totals, sha256s, strict=True)
                 invalid = next(row for row in rows if not _are_valid(row[:1], row[1:3], row[3:]))
                 raise ValueError(f"its entry {ShardInfo(*invalid)._asdict()} is not valid")
-            base_names = "\0".join([url[url.rfind("/") + 1 :] for url in urls])
-            digest.update(f"{base_names}\0".encode("utf-8", "surrogatepass"))
-            self._names.append("\0".join(urls))
+            names = "\0".join(urls)
+            digest.update(f"{_base_names(names, urls[0])}\0".encode("utf-8", "surrogatepass"))
+            self._names.append(names)
             counts.extend(samples)
             sizes.extend(totals)
-            digests.append(np.array([each or "" for each in sha256s], "S64" if any(sha256s) else "S1"))
+            has_digests = any(sha256s)
+            digests.append(
+                np.array([each or "" for each in sha256s], "S64") if has_digests else np.zeros(len(urls), "S1")
+            )
         self.counts, self.sizes = np.frombuffer(counts, np.int64), np.frombuffer(sizes, np.int64)
         self._digests: npt.NDArray[np.bytes_] = np.concatenate(digests)
         for column in (self.counts.astype("<i8"), self.sizes.astype("<i8"), self._digests):
@@ -142,12 +145,12 @@ class Manifest:
     @property
     def samples(self) -> int:
         """The number of samples in all shards."""
-        return sum(self.counts.data)
+        return _sum(self.counts)
 
     @property
     def bytes(self) -> int:
         """The total size of the shards in bytes."""
-        return sum(self.sizes.data)
+        return _sum(self.sizes)
 
 
 def _facts_of(shard: Any) -> tuple[Any, Any, Any, Any]:
@@ -158,6 +161,20 @@ def _facts_of(shard: Any) -> tuple[Any, Any, Any, Any]:
             f"Pass the results of build_indexes"
         )
     return shard.url, shard.samples, shard.bytes, shard.sha256 or None
+
+
+def _base_names(names: str, first: str) -> str:
+    """Return the last parts of URLs, which NUL bytes separate, given the first of them."""
+    folder = first[: first.rfind("/") + 1]
+    count = names.count("\0") + 1
+    if names.count("/") == count * folder.count("/") and f"\0{names}".count(f"\0{folder}") == count:
+        return f"\0{names}".replace(f"\0{folder}", "\0")[1:]  # faster, if they are in the same folder
+    return "\0".join([url[url.rfind("/") + 1 :] for url in names.split("\0")])
+
+
+def _sum(column: npt.NDArray[np.int64]) -> int:
+    """Return the exact sum of a column, which may be larger than its numbers can be."""
+    return (int((column >> 32).sum()) << 32) + int((column & 0xFFFFFFFF).sum())
 
 
 def _place_of(url: str) -> str:
@@ -258,8 +275,10 @@ def _read_on_host(path: str, storage_options: Mapping[str, Any] | None) -> bytes
     return share_on_host(f"reads {redact(path)}", read, path, storage_options).encode("latin-1")
 
 
-def _read_blocks(content: bytes, start: int, end: int, folder: str, schemes: dict[str, str]) -> Iterator[list[Any]]:
-    """Yield the shards that a file lists in blocks, joined to a folder; collect a URL of each scheme."""
+def _read_blocks(
+    content: bytes, start: int, end: int, folder: str, schemes: dict[str, str]
+) -> Iterator[list[tuple[Any, ...]]]:
+    """Yield the columns of the shards that a file lists in blocks, joined to a folder; collect a URL of each scheme."""
     while start < end:
         cut = content.find(NEXT_SHARD, start + STEP_BYTES, end)  # JSON has no line breaks inside strings
         cut = end if cut < 0 else cut
@@ -274,5 +293,5 @@ def _read_blocks(content: bytes, start: int, end: int, folder: str, schemes: dic
         if True in are_relative:
             urls = tuple([folder + url if False not in are_relative else join_name(folder, url) for url in urls])
         schemes.update({head: join_name(folder, url) for head, url in heads.items()})
-        yield list(zip(urls, *facts, strict=True))
+        yield [urls, *facts]
         start = cut + 1
