@@ -136,8 +136,9 @@ class _Digest(pickle.Pickler):
     def persistent_id(self, value: Any) -> bytes | None:
         """Return a replacement to pickle for a value, or None to pickle the value itself."""
         kind = type(value)
-        if kind is list and len(value) > LARGE and {*map(type, value)} == {str}:
-            return self.digest("\0".join(value))
+        if kind is list and len(value) > LARGE:
+            with contextlib.suppress(TypeError):  # they are not all strings
+                return self.digest("\0".join(value))
         if kind is str and may_hold_credentials(value):
             return mask_credentials(value).encode("utf-8", "surrogatepass")
         if kind in PICKLED:
