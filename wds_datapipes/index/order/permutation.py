@@ -18,7 +18,7 @@ ROUNDS, MANY_ROUNDS, FEW_BITS = 8, 24, 10
 FACTORS = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
 HALF = np.uint64(33)
 #: The maximum number of values permuted at a time.
-CHUNK = 1 << 13
+CHUNK = 1 << 15
 
 
 class Permutation:
@@ -60,22 +60,25 @@ def permute(numbers: Numbers, which: Numbers, permutations: Sequence[Permutation
     """Return the number to which each number is mapped by its own permutation, whose index is in ``which``."""
     found = numbers.astype(np.uint64)
     sizes = np.array([each.size for each in permutations], np.uint64)
-    table = np.stack([each.row for each in permutations], axis=1) if permutations else sizes
-    for start in range(0, len(numbers), CHUNK):  # the table of a chunk has 49 entries for each number
+    rows = np.stack([each.row for each in permutations], axis=1) if permutations else np.zeros((49, 0), np.uint64)
+    rounds = MANY_ROUNDS if rows[1 + ROUNDS].any() else ROUNDS
+    table = np.concatenate([rows[: 1 + rounds], rows[1 + MANY_ROUNDS :][:rounds]])
+    for start in range(0, len(numbers), CHUNK):  # a part of the table has up to 49 entries for each number
         pending = np.arange(start, min(start + CHUNK, len(numbers)))
+        is_one = (which[pending] == which[start]).all()
         while len(pending):
-            own = which[pending]
-            rows = table[:, own[:1] if (own == own[0]).all() else own]
-            moved = found[pending] = _encrypt(found[pending], rows)
+            own = which[pending[:1] if is_one else pending]
+            moved = found[pending] = _encrypt(found[pending], table[:, own])
             pending = pending[moved >= sizes[own]]
     return found.astype(np.int64)
 
 
 def _encrypt(numbers: npt.NDArray[np.uint64], table: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """Return the numbers after all rounds of their networks, whose rows are the columns of a table."""
-    shift, keys, masks = table[0], table[1 : 1 + MANY_ROUNDS], table[1 + MANY_ROUNDS :]
+    rounds = len(table) // 2
+    shift, keys, masks = table[0], table[1 : 1 + rounds], table[1 + rounds :]
     low, high = numbers & masks[0], numbers >> shift
-    for number in range(MANY_ROUNDS if keys[ROUNDS].any() else ROUNDS):
+    for number in range(rounds):
         if number % 2:
             high ^= hash_numbers(low ^ keys[number]) & masks[number]
         else:
@@ -86,7 +89,8 @@ def _encrypt(numbers: npt.NDArray[np.uint64], table: npt.NDArray[np.uint64]) -> 
 
 def hash_numbers(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """Return a different hash of each number."""
-    for factor in FACTORS:
-        numbers = (numbers ^ numbers >> HALF) * factor
     hashed: npt.NDArray[np.uint64] = numbers ^ numbers >> HALF
+    for factor in FACTORS:
+        hashed *= factor
+        hashed ^= hashed >> HALF
     return hashed

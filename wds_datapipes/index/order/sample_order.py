@@ -244,17 +244,20 @@ class LengthOrder:
             lengths = self._lengths[self._starts[shards] + places].reshape(positions.shape)
             by_length = np.take_along_axis(positions, np.argsort(lengths, axis=1, kind="stable"), axis=1)
             batches = by_length.reshape(len(positions), -1, self._lanes.share)
-            orders = {window: self._order_of_batches(window, batches.shape[1]) for window in {*windows.tolist()}}
-            order = np.stack([orders[window] for window in windows.tolist()])
-            batches = np.take_along_axis(batches, order[:, :, None], axis=1)
+            orders = self._orders_of_batches(windows, batches.shape[1])
+            batches = np.take_along_axis(batches, orders[:, :, None], axis=1)
             self._sorted.update(zip(new[sizes == size].tolist(), batches.reshape(positions.shape), strict=True))
 
-    def _order_of_batches(self, window: int, count: int) -> Numbers:
-        """Return the order of the batches of a window, which all lanes share."""
-        numbers = np.arange(count)
-        if self._seed is None:
-            return numbers
-        return Permutation(count, seed=derived_seed("batches by length", self._seed, window))(numbers)
+    def _orders_of_batches(self, windows: Numbers, count: int) -> Numbers:
+        """Return the order of the batches of each window, which all lanes share."""
+        known, which = np.unique(windows, return_inverse=True)
+        numbers = np.tile(np.arange(count), len(known))
+        if self._seed is not None:
+            seeds = [derived_seed("batches by length", self._seed, window) for window in known.tolist()]
+            permutations = [Permutation(count, seed=seed) for seed in seeds]
+            numbers = permute(numbers, np.repeat(np.arange(len(known)), count), permutations)
+        found: Numbers = numbers.reshape(len(known), count)[which]
+        return found
 
 
 def check_lengths(lengths: Any, count: int, owner: str) -> Numbers:
