@@ -21,18 +21,18 @@ from wds_datapipes.interrupts import defer_interrupts
 T = TypeVar("T")
 Steps: TypeAlias = Generator[tuple[socket.socket, int] | None, None, T]
 """The steps of a request, which return its result. A step yields a socket and the events to wait for, as in
-`select.poll`, and tries again if it is continued before they occur; or it yields None before what may block."""
+`select.poll`; if it is continued too early, it waits again. It yields None before a call that may block."""
 Calls: TypeAlias = "queue.SimpleQueue[tuple[Future[Any], Any] | None]"
 
-#: The seconds after which the thread that takes steps looks for new requests, and after which a step that waits is
-#: continued, so that it notices its time limit.
+#: How often the thread that takes steps looks for new requests, and how often a waiting step is continued to check its
+#: time limit, in seconds.
 TICK_S, PAUSE_S = 0.005, 0.1
-#: Seconds for which closing waits for a call, which then finishes in the background.
+#: The maximum time that closing waits for a call, in seconds; the call then finishes in the background.
 GRACE_S = 2.0
 
 
 class TooSlowError(TimeoutError):
-    """A store, or a connection to it, has stalled; a new one may be faster."""
+    """A store, or a connection to it, has stalled; a new connection may be faster."""
 
 
 class CallThreads:
@@ -57,7 +57,7 @@ class CallThreads:
         self._takes_steps = False
         self._threads: list[threading.Thread] = []
         self.is_closed = threading.Event()
-        # Also at the exit of the interpreter.
+        # The interpreter also calls it at exit.
         self.stop = weakref.finalize(self, _stop_threads, (self._calls, self._requests), self.is_closed)
 
     def submit(self, call: Callable[[], T], future: Future[T] | None = None) -> Future[T]:
@@ -78,10 +78,10 @@ class CallThreads:
         return future
 
     def submit_steps(self, steps: Steps[T]) -> Future[T]:
-        """Take the steps of a request in the thread that takes those of all requests.
+        """Take the steps of a request in the thread for all requests.
 
-        A thread for each request would take more CPU time, because threads wait for each other. Another thread takes
-        the steps that may block.
+        A thread for each request would take more CPU time, because threads wait for each other. Steps that may block
+        are taken in another thread.
         """
         future: Future[T] = Future()
         if self.is_closed.is_set():
@@ -94,7 +94,7 @@ class CallThreads:
         return future
 
     def close(self) -> None:
-        """Cancel the calls that have not begun, and wait briefly for the others."""
+        """Cancel the calls that have not begun and wait briefly for the others."""
         self.stop()
         end = time.monotonic() + GRACE_S
         for thread in self._threads:
@@ -143,7 +143,7 @@ def _take_steps(requests: Calls, pool: weakref.ref[CallThreads], is_closed: thre
         for step in [each for each in moved if each.done() and not each.cancelled()]:
             wait_for_step(moved.pop(step), step.result())
             del step
-        # If nothing has arrived, one of them looks at its time limit.
+        # If nothing has arrived, one of the waiting steps checks its time limit.
         for descriptor, _ in poll.poll(TICK_S * 1000) or [(first, 0) for first in islice(waiting, 1)]:
             poll.unregister(descriptor)
             request = waiting.pop(descriptor)
@@ -169,7 +169,7 @@ def _continue(future: Future[T], steps: Steps[T], *, may_block: bool = False) ->
 
 
 def run_steps(steps: Steps[T]) -> T:
-    """Take all steps of a request in this thread, and return its result.
+    """Take all steps of a request in this thread and return its result.
 
     Raises:
         BaseException: any error of a step.
@@ -185,7 +185,7 @@ def run_steps(steps: Steps[T]) -> T:
 
 
 def set_result(future: Future[T], call: Callable[[], T]) -> None:
-    """Call a function, and set its result or its error."""
+    """Call a function and set its result or its error."""
     with suppress(InvalidStateError):  # it was abandoned
         try:
             result = call()

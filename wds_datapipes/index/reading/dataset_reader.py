@@ -43,8 +43,8 @@ T = TypeVar("T")
 
 #: The maximum number of concurrent requests for remote shards.
 THREADS = 32
-#: By how much ``read_ahead`` is divided for a part of the samples that is read together. There may be more parts of
-#: samples in the order of their shards, which do not become neighbours of others.
+#: By how much ``read_ahead`` is divided for a part, whose samples are read together. Smaller parts suffice for samples
+#: in the order of their shards, whose neighbors are in the same part anyway.
 PARTS, ASCENDING_PARTS = 2, 4
 
 
@@ -52,9 +52,9 @@ class Part(NamedTuple):
     """Samples that are read together.
 
     Attributes:
-        bytes: about how many bytes are held of them.
-        shards: their shards, and -1 if there are some of no shard.
-        begin: begins to read those of remote shards, and returns all.
+        bytes: about how many bytes of them are held.
+        shards: their shards; -1 if there are samples of no shard.
+        begin: begins to read the samples of remote shards, and returns all samples.
     """
 
     bytes: int
@@ -70,7 +70,7 @@ class DatasetReader:
         sizes: the number of samples in each shard; an index with a different number is an error.
         access: where the indexes are, and how shards are opened.
         fields: the fields to read, by default all.
-        names: the value of the field ``__dataset__`` for each shard, if its samples have one.
+        names: the value of the field ``__dataset__`` for each shard; by default, samples do not have this field.
         priority: the order in which copies are evicted.
         counters: the counters of the pipeline.
         indexes: reads the indexes; by default, new ones.
@@ -121,12 +121,12 @@ class DatasetReader:
     def stream(self, chunks: Iterable[Chunk]) -> Iterator[Item]:
         """Yield samples in the given order, with an error in place of each unreadable one.
 
-        If there are remote shards, samples are read ahead, by `THREADS` requests, and about ``read_ahead`` bytes are
-        held, or `PARTS` samples that are larger. Samples of local shards are read when they are due; small fields that
-        are close together in a shard are read at once, and a part of them is held.
+        If any shard is remote, samples are read ahead by up to `THREADS` requests; about ``read_ahead`` bytes are held,
+        or `PARTS` samples if these are larger. Samples of local shards are read when they are due, but small fields
+        that are close together in a shard are read at once and held.
 
         Args:
-            chunks: the samples, which are also read ahead.
+            chunks: the samples; the next chunk is taken before its samples are due.
         """
         wholes = self._split(chunks)
         if not self._is_local:
@@ -134,7 +134,7 @@ class DatasetReader:
         return chain.from_iterable(part.begin() for whole in wholes for part in self._parts_of(*whole))
 
     def _split(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-        """Split chunks so that all shards of each can be open at a time."""
+        """Split chunks so that all shards of a chunk can be open at the same time."""
         for shards, numbers in chunks:
             for part in split_by_shards(shards, self._access.open_shards):
                 yield shards[part], numbers[part]
@@ -145,7 +145,7 @@ class DatasetReader:
         chunk = next(chunks, None)
         while chunk is not None:
             (shards, numbers), needed = chunk, {*chunk[0].tolist()}
-            # A shard is closed to open another one, but only after its samples were read.
+            # Close a shard to open another one only after its samples were read.
             while begun and len(needed.union(*(own for own, *_ in begun))) > self._access.open_shards:
                 yield from begun.popleft()[2]
             self._open_soon(needed)
@@ -166,7 +166,7 @@ class DatasetReader:
 
     def _parts_of(self, shards: Numbers, numbers: Numbers) -> Iterator[Part]:
         """Yield parts of a chunk whose shards can all be open."""
-        sizes = np.full(len(shards), BLOCK)  # of a sample that does not exist, too
+        sizes = np.full(len(shards), BLOCK)  # the default, also for a sample that does not exist
         is_ascending = np.all((shards[1:] != shards[:-1]) | (numbers[1:] > numbers[:-1]))
         most = self._access.read_ahead // (ASCENDING_PARTS if is_ascending else PARTS)
         below = LONG_BYTES if self._is_local else None
@@ -236,7 +236,7 @@ class DatasetReader:
         return self._threads.submit(function)
 
     def _open_soon(self, shards: Iterable[int]) -> None:
-        """Begin to open shards and read their indexes, and close the least recently used ones."""
+        """Begin to open shards and read their indexes; close the least recently used shards."""
         for shard in shards:
             if shard >= 0 and shard not in self._readers:
                 self._close_shards([*self._readers][: max(len(self._readers) + 1 - self._access.open_shards, 0)])
@@ -254,7 +254,7 @@ class DatasetReader:
         return reader
 
     def open_next(self, following: DatasetReader, shards: Iterable[int]) -> None:
-        """Let the reader of the next epoch begin to open some shards; copies are downloaded in the meantime.
+        """Let the reader of the next epoch begin to open some shards and to download their copies.
 
         A shard that cannot be opened now is opened when it is due. If this reader needs the space of the copies, it
         closes the other reader.
@@ -265,7 +265,7 @@ class DatasetReader:
             following._open_soon(shards)
 
     def begin(self, counters: Counters) -> None:
-        """Begin an epoch, for which shards may already have been opened, and use their copies."""
+        """Begin an epoch, and record the use of the copies of shards that were opened ahead."""
         self.counters, self._is_ahead = counters, False
         for shard, opened in [*self._readers.items()]:
             if opened.done() and (opened.cancelled() or opened.exception() is not None):
@@ -275,7 +275,7 @@ class DatasetReader:
                     stamp(self.cache.path, self.cache.entry(self._urls[shard]).facts_path)
 
     def close(self) -> None:
-        """Close all shards, and abort the requests that read ahead."""
+        """Close all shards and abort the requests that read ahead."""
         self.is_closed, self._next = True, None
         self._threads.stop()
         self._close_shards([*self._readers])
@@ -313,10 +313,10 @@ class DatasetReader:
         return SampleReader(ranges, limits=access.limits, extra=extra)
 
     def _open_copy(self, cache: CacheFolder, url: str, facts: ShardFacts, *, is_last: bool = False) -> BinaryIO | None:
-        """Return the copy of a shard, which is downloaded if needed; None if there is no space for it."""
+        """Return the copy of a shard, downloading it if needed; None if there is no space for it."""
         options = {"storage_options": self._access.storage_options, "counters": self.counters}
         request = DownloadRequest(url, FileFacts(facts.bytes, None, facts.etag), facts.sha256, options)
-        is_ahead = self._is_ahead  # when it begins: the epoch may begin meanwhile
+        is_ahead = self._is_ahead  # read now, because the epoch may begin during the download
         try:
             return cache.open(request, should_continue=lambda: not self.is_closed)
         except CacheFullError:

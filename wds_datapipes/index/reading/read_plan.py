@@ -14,7 +14,7 @@ from wds_datapipes.tar.headers import BLOCK
 
 #: The maximum number of bytes of headers that are read with a field.
 MAX_HEADER_BYTES = 8 << 10
-#: A request reads at most the length of this many samples, of the fields to read, between two ranges.
+#: The maximum gap between two ranges of a request, as a number of average samples.
 GAP_SAMPLES = 32
 
 
@@ -25,7 +25,7 @@ class ReadPlan(NamedTuple):
         keys: the key of each sample.
         counts: the number of fields of each sample.
         names: the name of each field, sample by sample and in the order of the archive.
-        suffixes: the text after the key in the header of each field; b"" if the key rule is not one of this package.
+        suffixes: the text after the key in the header of each field; b"" if this package does not define the key rule.
         members: the number of each field among all members of the index.
         ranges: the number of the range that contains each field.
         begins: where each field begins in its range, after its headers; 0 if the range contains only its data.
@@ -64,7 +64,7 @@ def plan_reading(
     max_gap: int,
     alone_from: int | None = None,
 ) -> ReadPlan:
-    """Return how to read samples of a shard, whatever their order.
+    """Return how to read samples of a shard, in any order.
 
     A request also reads the bytes between its ranges.
 
@@ -75,7 +75,7 @@ def plan_reading(
         parts: the part of each sample, in ascending order; a request reads samples of one part.
         max_bytes: the maximum size of a request before its last field, in bytes.
         max_gap: the maximum number of bytes between two ranges of a request.
-        alone_from: fields of this size in bytes are read alone, without headers, so that they need not be copied again.
+        alone_from: fields of at least this size in bytes are read alone and without headers, which saves a copy.
 
     Examples:
         >>> from wds_datapipes.index.build import build_index
@@ -132,14 +132,14 @@ def plan_reading(
 
 
 def gap_of(sample_bytes: float, max_bytes: int) -> float:
-    """Return the maximum gap in bytes between two ranges that one request reads, rather than two."""
+    """Return the maximum gap between two ranges, in bytes, up to which one request reads both."""
     return min(GAP_SAMPLES * sample_bytes, max_bytes)
 
 
 def sizes_of(
     index: ShardIndex, numbers: Numbers, fields: Collection[str] | None = None, *, below: int | None = None
 ) -> Numbers:
-    """Return the approximate size of some fields of each sample in bytes, except fields from ``below`` bytes."""
+    """Return the approximate size of some fields of each sample in bytes, except fields of at least ``below``."""
     members, counts = _members(index, numbers, fields)
     sizes = index.columns["member_sizes"][members]
     spans = _rounded(sizes) + BLOCK
@@ -201,7 +201,7 @@ def _cuts(
     is_request[1:] |= pieces[1:] != pieces[:-1]
     is_other = (offsets[1:] != offsets[:-1]) | is_next_part  # a repeated field is in the same range
     is_request[1:] &= is_other
-    # Up to about one sample between two others is kept rather than cut out.
+    # A gap of up to about one sample is kept, not cut out.
     is_range = is_request.copy()
     is_range[1:] |= (gaps > max(sample_bytes, BLOCK)) & is_other
     return is_range, is_request

@@ -34,8 +34,8 @@ from wds_datapipes.types import Sample
 
 #: At most this many bytes are allocated before they arrive, because an index may claim any size.
 STEP_BYTES = 8 << 20
-#: About how many bytes are read at once, and how many between two samples at most. Fields from ``LONG_BYTES`` are read
-#: alone, so that they are not copied again.
+#: The approximate size of a read, and the maximum gap between two fields in it, in bytes. Fields of at least
+#: ``LONG_BYTES`` are read alone, which saves a copy.
 MAX_READ_BYTES, MAX_GAP_BYTES, LONG_BYTES = 256 << 10, 16 << 10, 32 << 10
 #: The same for a remote shard: reading this much more takes about as long as a request.
 MAX_REQUEST_BYTES, MAX_REQUEST_GAP_BYTES = 2 << 20, 128 << 10
@@ -49,16 +49,16 @@ Submit: TypeAlias = Callable[[Steps[list[bytes]]], Future[list[bytes]]]
 
 
 class ShardRanges:
-    """Reads ranges of a shard; it is thread-safe, and requests several ranges of a remote shard concurrently.
+    """Reads ranges of a shard, concurrently if it is remote; it is thread-safe.
 
-    When the shard is opened, its size and ETag must match the index. A copy of a shard has a different modification
-    time, which matters only if the headers of the samples cannot prove that the index is valid.
+    When the shard is opened, its size and ETag must match the index. The modification time must match only if the
+    headers of the samples cannot prove that the index is valid.
 
     Args:
         url: the shard.
         index: its index.
         storage_options: passed to a remote file system.
-        copy: an open local copy of the shard, which is read instead and closed.
+        copy: an open local copy of the shard to read instead; it is closed with this object.
         copy_path: its path.
         counters: count the bytes read from a store.
 
@@ -140,7 +140,7 @@ class ShardRanges:
             self._check_open()
             remote = self._remote = self._remote or self._open()
         with (yield from remote.part_steps(start, end)) as stream:
-            self._streams.add(stream)  # first, as `close` may be called now
+            self._streams.add(stream)  # first, because `close` may be called now
             try:
                 self._check_open()
                 data = yield from _read_all(stream, end - start)
@@ -151,7 +151,7 @@ class ShardRanges:
         return data
 
     def close(self) -> None:
-        """Close the shard, and abort reads in other threads."""
+        """Close the shard and abort reads in other threads."""
         self._is_closed.set()
         with self._lock:
             remote, self._remote = self._remote, None
@@ -187,8 +187,8 @@ class ShardRanges:
         if needs_time and index.facts.mtime_ns not in (None, status.st_mtime_ns):
             what = "columns" if index.columns_by is not None else f"key rule {index.facts.key_rule}"
             raise self.changed_error(
-                f"it was modified at another time than its index says, which has {what}, so that the headers do not "
-                "show whether it is still the same. A copy has the same time if it is made with cp -p"
+                f"its modification time differs from that in its index, and because the index has {what}, the headers "
+                "do not show whether the shard is still the same. cp -p keeps the time of a copy"
             )
 
     def _check_facts(self, size: int | None, etag: str | None = None) -> None:
@@ -199,7 +199,7 @@ class ShardRanges:
             raise self.changed_error(f"its ETag is {etag!r} instead of {facts.etag!r}")
 
     def changed_error(self, found: str) -> ChangedShardError:
-        """Return the error of a shard that has changed."""
+        """Return the error for a shard that has changed."""
         name, advice = self.name, "Build"
         if self._is_copy:
             name = f"{self.name}, or its copy {self.path},"
@@ -431,7 +431,7 @@ class PlannedReads:
 
 
 def has_random_access(url: str, *, storage_options: Mapping[str, Any] | None = None) -> bool:
-    """Whether samples of a shard can be read by offset, that is, it is not compressed, a pipe or similar.
+    """Whether samples of a shard can be read by offset, which excludes compressed shards, pipes and the like.
 
     Raises:
         ShardOpenError: there is no such shard, or it is not readable.

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 #: The maximum number of connections that a process keeps open between requests; `IndexedSamples` uses this many.
 MAX_IDLE = 32
-#: The maximum number of seconds that one is kept; servers and address translation in routers close them later.
+#: How long an idle connection is kept, in seconds; servers and routers with address translation close it later.
 MAX_IDLE_S = 15.0
 #: The maximum size of the headers of a response in bytes.
 MAX_HEAD_BYTES = 256 << 10
@@ -33,17 +33,16 @@ RECEIVED_BYTES = 16 << 10
 
 
 class Connection:
-    """A connection to a server, whose steps share a deadline.
+    """A connection to a server. Its steps share a deadline.
 
-    With a limit for each read of the socket instead, a server that sends a byte now and then, or endless headers, would
-    block its client forever.
+    With a time limit for each read, a server that sends single bytes or endless headers could block its client forever.
 
     Args:
         sock: the socket, which no longer blocks.
 
     Attributes:
         sock: the socket.
-        received: what was received and not used.
+        received: the bytes that were received and not used yet.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -53,11 +52,11 @@ class Connection:
         self.limit(0.0)
 
     def limit(self, seconds: float) -> None:
-        """Set the time limit for the next steps together, which then raise a `TimeoutError`."""
+        """Set the time limit of all following steps together; after it, they raise `TimeoutError`."""
         self._seconds, self._until = seconds, time.monotonic() + seconds
 
     def attempt(self, call: Callable[[], T], events: int = select.POLLIN) -> Steps[T]:
-        """Call a method of the socket, again after each of ``events``, until it does not have to wait."""
+        """Call a method of the socket; repeat it after each of ``events`` until it does not have to wait."""
         while time.monotonic() < self._until:
             try:
                 return call()
@@ -67,7 +66,7 @@ class Connection:
         raise TimeoutError(f"the server has not sent its headers, or the next bytes, within {self._seconds:g} s")
 
     def send(self, data: bytes) -> Steps[None]:
-        """Send a request; what was received before is dropped."""
+        """Send a request and drop what was received before."""
         self.received = b""
         while data:
             data = data[(yield from self.attempt(partial(self.sock.send, data), select.POLLOUT)) :]
@@ -83,12 +82,15 @@ class Connection:
         return count
 
     def receive_until(self, end: re.Pattern[bytes]) -> Steps[bytes]:
-        """Receive the bytes up to a pattern, and return them without it."""
+        """Receive the bytes up to a pattern and return them without it."""
         while (found := end.search(self.received)) is None:
             if len(self.received) > MAX_HEAD_BYTES:
                 raise HTTPException(f"the server sends headers of more than {MAX_HEAD_BYTES} bytes")
             if not getattr(self.sock, "pending", int)():  # bytes that TLS has decrypted
-                yield self.sock, select.POLLIN  # in any case, so that endless headers do not hold up other requests
+                yield (
+                    self.sock,
+                    select.POLLIN,
+                )  # even if bytes are available, so that endless headers do not hold up other requests
             more = yield from self.attempt(partial(self.sock.recv, RECEIVED_BYTES))
             if not more:
                 raise RemoteDisconnected("the server has closed the connection before the end of its headers")
@@ -106,9 +108,9 @@ IdleConnection: TypeAlias = tuple[Hashable, Connection, float]
 
 
 class ConnectionPool:
-    """Keeps connections open between requests; it is thread-safe, and a forked process begins with an empty one.
+    """Keeps connections open between requests; it is thread-safe, and empty in a forked process.
 
-    Connecting takes one or two round trips to the server, more with TLS, and as much CPU time as the request.
+    A new connection takes one or two round trips to the server, more with TLS, and as much CPU time as a request.
 
     Args:
         clock: returns the time in seconds.
@@ -116,7 +118,7 @@ class ConnectionPool:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        #: The oldest first.
+        #: The idle connections, the oldest first.
         self._idle: list[IdleConnection] = []
         self._lock = threading.Lock()
 
@@ -154,7 +156,7 @@ class ConnectionPool:
 
     def forget(self) -> None:
         """Drop the connections of the parent process, which still uses them."""
-        self._lock = threading.Lock()  # a thread that does not exist in this process may have held it
+        self._lock = threading.Lock()  # a thread that does not exist in this process may hold it
         self.clear()
 
 

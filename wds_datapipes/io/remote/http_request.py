@@ -29,13 +29,13 @@ PLAIN = "%/:=&?~#+!$,;'@()*[]"
 #: The client's name; some servers reject requests without one.
 USER_AGENT = {"User-Agent": "wds-datapipes"}
 PORTS, CONNECTIONS = {"http": 80, "https": 443}, {"http": HTTPConnection, "https": HTTPSConnection}
-#: The time limit in seconds for connecting; a slower host is down, or blocked by a firewall.
+#: The time limit in seconds for connecting; a host that takes longer is down or blocked by a firewall.
 CONNECT_S = 10.0
 #: The elements of an S3 error that are shown, and the maximum number of bytes searched for them.
 ERROR_PARTS, ERROR_BYTES = re.compile(r"<(Code|Region)>([\w.-]{1,100})</"), 4 << 10
-#: The message of http.client if a proxy rejects a connection.
+#: http.client's message when a proxy rejects a connection.
 TUNNEL_REFUSED = re.compile(r"Tunnel connection failed: (\d{3}) ?(.*)", re.DOTALL)
-#: The end of all headers, and that of a line.
+#: The end of the headers, and the end of a line.
 HEAD_END, LINE_END = re.compile(rb"\r?\n\r?\n"), re.compile(rb"\r?\n")
 #: The first line of a response: the minor version, the status and its description.
 STATUS_LINE = re.compile(r"HTTP/1\.(\d)\s+([1-9]\d\d)(?:\s+(.*?))?\s*", re.ASCII)
@@ -46,7 +46,7 @@ CHUNK = re.compile(rb"\s*([0-9a-fA-F]{1,16})\s*(?:;.*)?", re.DOTALL)
 
 
 class Response:
-    """A response, whose body is streamed. If the body is read to its end, the next request uses the same connection.
+    """A response with a streamed body. After the body is read to its end, another request can use the connection.
 
     Args:
         connection: the connection, with a request sent.
@@ -63,7 +63,7 @@ class Response:
         self._key, self._seconds, self._process = key, seconds, os.getpid()
 
     def receive_head(self, connection: Connection, method: str) -> Steps[None]:
-        """Receive the status and the headers, and determine where the body ends.
+        """Receive the status and the headers and determine where the body ends.
 
         http.client reads headers with the e-mail parser, which takes a third of the CPU time of a request.
         """
@@ -119,7 +119,7 @@ class Response:
                 pass
 
     def abort(self) -> None:
-        """End a read in another thread, which then closes the response."""
+        """Abort a read in another thread, which then closes the response."""
         if (connection := self._connection) is not None:
             with suppress(OSError):  # it may be closed
                 connection.sock.shutdown(socket.SHUT_RDWR)
@@ -146,7 +146,7 @@ class HttpStatusError(Exception):
         status: the HTTP status.
         message: the server's description of the status, and the code of the error, if the body has one.
         headers: the headers of the response.
-        region: the region of the requested bucket, if a store responds that it is elsewhere.
+        region: the region of the requested bucket, if the store reports that it is in another region.
     """
 
     def __init__(self, status: int, message: str, headers: Mapping[str, str], body: str = "") -> None:
@@ -157,7 +157,7 @@ class HttpStatusError(Exception):
 
 
 class Access(NamedTuple):
-    """How servers are reached.
+    """How to reach servers.
 
     Attributes:
         timeout_s: the time limit in seconds for all headers of a response, and for each part of its body; also for
@@ -172,12 +172,12 @@ class Access(NamedTuple):
 
 
 def request_steps(url: str, headers: Mapping[str, str], access: Access, method: str = "GET") -> Steps[Response]:
-    """Send a request, and return its response; follow redirects, and use a proxy.
+    """Send a request and return its response, following redirects and using a proxy if necessary.
 
     Args:
         url: ``http:`` or ``https:``; user and password in it are sent as HTTP Basic authentication.
-        headers: the headers to send. Secret ones are only sent to the host of ``url``.
-        access: how the servers are reached.
+        headers: the headers to send. Secret headers are sent only to the host of ``url``.
+        access: how to reach the servers.
         method: ``"GET"`` or ``"HEAD"``.
 
     Raises:
@@ -221,7 +221,7 @@ class Place(NamedTuple):
 
 @lru_cache(maxsize=512)
 def _place_of(text: str) -> Place:
-    """Return where a URL is requested; cached, because many ranges of a file are."""
+    """Return where a URL is requested; cached, because many ranges of a file are requested."""
     url = urlsplit(text)
     if url.scheme not in PORTS or not url.hostname:
         raise InvalidURL(
@@ -263,7 +263,7 @@ def _send_once(method: str, place: Place, headers: Mapping[str, str], access: Ac
             POOL.clear(key)
             if isinstance(error, TimeoutError):
                 raise
-            # The server has closed the connection, as it may at any time between two requests.
+            # A server may close an idle connection at any time.
     yield None
     return (yield from exchange(_connect(place, proxy, access.context, limit_s)))
 
@@ -299,7 +299,7 @@ def _accept_response(response: Response) -> Steps[Response]:
 
 
 def _proxy_of(url: SplitResult, proxies: Mapping[str, str]) -> SplitResult | None:
-    """Return the proxy for a URL, unless ``no_proxy`` of the environment names its host."""
+    """Return the proxy for a URL; None if the environment variable ``no_proxy`` names its host."""
     text = proxies.get(url.scheme) or proxies.get("all")
     if not text or proxy_bypass(str(url.hostname)):
         return None

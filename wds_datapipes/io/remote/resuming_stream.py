@@ -1,4 +1,4 @@
-"""Resuming stream: reads a remote shard forward, and reconnects when the connection breaks."""
+"""Resuming stream: reads a remote shard sequentially and reconnects when the connection breaks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 #: The maximum number of bytes skipped at once when a store sends a file again.
 SKIP_BYTES = 256 << 10
-#: A connection that delivers fewer bytes per second than this has stalled: it is dropped, and a new one opened.
+#: A connection that delivers fewer bytes per second than this has stalled; a new one is opened in its place.
 STALLED_BYTES_PER_S = 1 << 10
 
 
@@ -32,20 +32,20 @@ class RawReader(Protocol):
         """Read the available bytes, at most ``len(view)``; 0 at the end."""
 
     def abort(self) -> None:
-        """End a read in another thread, which then closes the file."""
+        """Abort a read in another thread, which then closes the file."""
 
     def close(self) -> object:
         """Close the file."""
 
 
 class MonitoredFile:
-    """A remote file that counts its bytes, and drops a stalled connection.
+    """A remote file that counts its bytes and drops a stalled connection.
 
     Only the time spent waiting for a store counts, not the time between requests.
 
     Args:
         file: the file.
-        remote: its path, with the counters and the seconds after which a slow connection has stalled.
+        remote: its path, with the counters and the time after which a slow connection has stalled.
     """
 
     def __init__(self, file: RawReader, remote: RemotePath) -> None:
@@ -101,10 +101,10 @@ class OpenedSource(NamedTuple):
 
 
 class ResumingStream(RawStream):
-    """Reads a remote file forward, and reconnects after a transient error; all bytes are from one version.
+    """Reads a remote file sequentially and reconnects after transient errors; all bytes are from the same version.
 
     Reading resumes at the next byte if the store identifies the version of the file by a strong ETag. Otherwise, the
-    file is read again, and must begin with the same bytes.
+    file is read again from its start, and must begin with the same bytes.
 
     Args:
         remote: the path of the file, with the retry policy.
@@ -119,7 +119,7 @@ class ResumingStream(RawStream):
         self._file: RawReader | None = None
 
     def open_steps(self) -> Steps[ResumingStream]:
-        """Open the file, and return the stream.
+        """Open the file and return the stream.
 
         Raises:
             ShardOpenError: it cannot be opened.
@@ -200,7 +200,7 @@ class ResumingStream(RawStream):
         return opened.file
 
     def _skip_bytes(self, file: RawReader, count: int) -> Steps[None]:
-        """Skip bytes already read, and compare them unless the version proves that they are the same."""
+        """Skip bytes already read and compare them unless the version proves that they are the same."""
         scratch = memoryview(bytearray(min(count, SKIP_BYTES)))
         digest = hashlib.blake2b()
         while count > 0:
@@ -263,11 +263,11 @@ def version_of(*facts: Any) -> tuple[str, ...]:
 
 
 def etag_of(facts: Mapping[str, Any]) -> str | None:
-    """Return the ETag of a file without quotes, from what fsspec's file systems, or a server, report about it."""
+    """Return the ETag of a file, without quotes, from the metadata that an fsspec file system or a server reports."""
     etag = facts.get("ETag") or facts.get("etag") or facts.get("blob_id")
     return str(etag).strip('"') if etag else None
 
 
 def is_strong_etag(etag: str | None) -> bool:
-    """Whether two files with this ETag consist of the same bytes (RFC 9110, section 8.8.1)."""
+    """Whether an ETag guarantees that files have the same bytes (RFC 9110, section 8.8.1)."""
     return etag is not None and not etag.startswith("W/")
