@@ -171,7 +171,7 @@ def test_a_wrong_count_in_a_wids_index_is_noticed_when_the_shard_is_opened(plain
     place = Path(plain).with_name("index.json")
     build_indexes([plain], num_workers=0)
     write_wids_index(Manifest([ShardInfo(plain, 4, 0)]), place)
-    with pytest.raises(ChangedShardError, match=r"x\.tar\.wdsidx has 3 samples, and the dataset was opened with 4"):
+    with pytest.raises(ChangedShardError, match=r"x\.tar\.wdsidx has 3 samples, but the dataset was opened with 4"):
         list(IndexedSamples(read_wids_index(place)))
 
 

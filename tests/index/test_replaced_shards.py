@@ -269,7 +269,7 @@ def test_sizes_and_time_are_compared_if_a_users_key_rule_hides_the_names(tmp_pat
     indexed = IndexedSamples(manifest, order="sequential")
     assert fields_of(indexed) == [{"__key__": "a", "one.txt": b"1", "two.txt": b"1"}]
     write("a", "12", 10**9)
-    with pytest.raises(ChangedShardError, match=r"instead of 'one\.txt' of 1 bytes"):
+    with pytest.raises(ChangedShardError, match=r"instead of 'one\.txt' of 1 byte"):
         list(indexed)
     write("b", "1", 2 * 10**9)
     with pytest.raises(ChangedShardError, match=r"modification time differs .* has key rule \S+:split_by_folder"):
@@ -294,5 +294,5 @@ def test_names_that_do_not_fit_into_a_header_are_compared(tmp_path: Path, form: 
         samples = list(IndexedSamples(manifest, order=order))
         assert sorted(sample["__key__"] for sample in samples) == [f"{text}/{text}{number}a" for number in range(3)]
     write("b")
-    with pytest.raises(ChangedShardError, match=f"{text}0b.txt' of {size} bytes instead of .*{text}0a.txt"):
+    with pytest.raises(ChangedShardError, match=f"{text}0b.txt' of {size:,} bytes instead of .*{text}0a.txt"):
         list(IndexedSamples(manifest, order="sequential"))

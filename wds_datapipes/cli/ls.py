@@ -10,13 +10,13 @@ from wds_datapipes.cli._declaration import Natural, Positive
 from wds_datapipes.cli._options import ReadArguments
 from wds_datapipes.cli._report import (
     end_with_faults,
-    plural,
     print_error,
     print_json,
     print_nothing_found,
     print_table,
     size_of_shards,
 )
+from wds_datapipes.errors import plural
 from wds_datapipes.index.shard_index import IndexedSample
 from wds_datapipes.io.openers import redact
 from wds_datapipes.parallel.progress import human_bytes

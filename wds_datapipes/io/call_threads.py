@@ -60,9 +60,9 @@ class CallThreads:
         # The interpreter also calls it at exit.
         self.stop = weakref.finalize(self, _stop_threads, (self._calls, self._requests), self.is_closed)
 
-    def submit(self, call: Callable[[], T], future: Future[T] | None = None) -> Future[T]:
+    def submit(self, call: Callable[[], T]) -> Future[T]:
         """Call a function in a thread, after those submitted before; cancel the call if the pool is closed."""
-        future = future or Future()
+        future: Future[T] = Future()
         if self.is_closed.is_set():
             future.cancel()
             return future

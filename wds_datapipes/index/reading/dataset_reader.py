@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 
 from wds_datapipes.counters import Counters
-from wds_datapipes.errors import CacheError, ChangedShardError, MissingSidecarError, WdsError
+from wds_datapipes.errors import CacheError, ChangedShardError, MissingSidecarError, WdsError, plural
 from wds_datapipes.index.file_format import index_url
 from wds_datapipes.index.options import AccessOptions
 from wds_datapipes.index.order.permutation import Numbers
@@ -193,8 +193,8 @@ class DatasetReader:
 
     def _plan(self, shard: int, numbers: Numbers, parts: Numbers) -> PlannedReads | None:
         """Plan to read samples of a shard; None if it cannot be opened, or does not exist."""
-        submit = None if self._is_local else self._threads.submit_steps
         with suppress(WdsError, OSError):  # yielded when its first sample is due
+            submit = None if self._is_local else self._threads.submit_steps
             return self._reader(shard).plan(numbers, self._fields, parts, submit) if shard >= 0 else None
         return None
 
@@ -296,8 +296,8 @@ class DatasetReader:
         index.check_random_access()
         if len(index) != self._sizes[shard]:
             raise ChangedShardError(
-                f"The index {redact(path)} has {len(index)} samples, and the dataset was opened with "
-                f"{self._sizes[shard]}. The shard was replaced, or its manifest is that of another one: write the "
+                f"The index {redact(path)} has {plural(len(index), 'sample')}, but the dataset was opened with "
+                f"{self._sizes[shard]:,}. The shard was replaced, or the manifest belongs to other shards: write the "
                 "manifest again, if there is one, and open the dataset again"
             )
         return index
@@ -332,9 +332,8 @@ class DatasetReader:
 
 
 def _begin(part: int, plans: Iterable[PlannedReads | None], items: Iterator[Item]) -> Iterator[Item]:
-    for plan in plans:
-        if plan is not None:
-            plan.request(part)
+    for plan in filter(None, plans):
+        plan.request(part)
     return items
 
 

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, TypeAlias
 import numpy as np
 
 from wds_datapipes.counters import Counters
-from wds_datapipes.errors import ChangedShardError, ShardError, ShardOpenError, ShardReadError, WdsError
+from wds_datapipes.errors import ChangedShardError, ShardError, ShardOpenError, ShardReadError, WdsError, plural
 from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.reading.read_plan import MAX_HEADER_BYTES, ReadPlan, heads_of, plan_reading
 from wds_datapipes.index.shard_index import ShardIndex
@@ -36,9 +36,11 @@ from wds_datapipes.types import Sample
 STEP_BYTES = 8 << 20
 #: The approximate size of a read, and the maximum gap between two fields in it, in bytes. Fields of at least
 #: ``LONG_BYTES`` are read alone, which saves a copy.
-MAX_READ_BYTES, MAX_GAP_BYTES, LONG_BYTES = 256 << 10, 16 << 10, 32 << 10
+LONG_BYTES = 32 << 10
+READ_LIMITS = {"max_bytes": 256 << 10, "max_gap": 16 << 10, "alone_from": LONG_BYTES}
 #: The same for a remote shard: reading this much more takes about as long as a request.
-MAX_REQUEST_BYTES, MAX_REQUEST_GAP_BYTES = 2 << 20, 128 << 10
+MAX_REQUEST_GAP_BYTES = 128 << 10
+REQUEST_LIMITS = {"max_bytes": 2 << 20, "max_gap": MAX_REQUEST_GAP_BYTES}
 #: The distance from the beginning and the end of the size in a field's header to the field's data, in bytes.
 SIZE_BEFORE, SIZE_END = BLOCK - 124, BLOCK - 136
 #: If the gap between two fields exceeds the headers of a long name, the name of the second field is not read.
@@ -289,10 +291,7 @@ class SampleReader:
         """
         self._ranges.keep_open()
         parts = np.zeros(len(numbers), np.int64) if parts is None else parts
-        if submit is None:
-            limits = {"max_bytes": MAX_READ_BYTES, "max_gap": MAX_GAP_BYTES, "alone_from": LONG_BYTES}
-        else:
-            limits = {"max_bytes": MAX_REQUEST_BYTES, "max_gap": MAX_REQUEST_GAP_BYTES}
+        limits = READ_LIMITS if submit is None else REQUEST_LIMITS
         plan = plan_reading(self.index, numbers, fields, parts=parts, **limits)
         return PlannedReads(self, plan, submit, is_ascending=bool(np.all(numbers[1:] >= numbers[:-1])))
 
@@ -317,7 +316,9 @@ class SampleReader:
             name, head = "", BLOCK
         headers = before[-head:] if head <= len(before) else self._ranges.read(offset - head, offset)
         ahead = ReadBuffer(io.BytesIO(headers), self._ranges.name, offset - head)
-        expected = f"{name or self.index.fields[self.index.columns['member_fields'][member]]!r} of {size} bytes"
+        expected = (
+            f"{name or self.index.fields[self.index.columns['member_fields'][member]]!r} of {plural(size, 'byte')}"
+        )
         try:
             reader = HeaderReader(
                 ahead, self._ranges.name, ignore_zeros=True, end_marker="optional", limits=self._limits
@@ -327,7 +328,7 @@ class SampleReader:
         except ShardError as error:
             raise self._ranges.changed_error(f"byte {offset} is not the data of {expected}: {error}") from None
         if found is None or found.size != size or name not in ("", found.name):
-            instead = "no member" if found is None else f"the data of {found.name!r} of {found.size} bytes"
+            instead = "no member" if found is None else f"the data of {found.name!r} of {plural(found.size, 'byte')}"
             raise self._ranges.changed_error(f"at byte {offset} is {instead} instead of {expected}")
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 from urllib.request import proxy_bypass
 
+from wds_datapipes.errors import plural
 from wds_datapipes.io.call_threads import Steps
 from wds_datapipes.io.remote.http_connection import POOL, Connection
 
@@ -102,7 +103,7 @@ class Response:
         count = yield from connection.receive(view)
         if self._left is not None:
             if not count:
-                raise EOFError(f"the response ends {self._left} bytes too early")
+                raise EOFError(f"the response ends {plural(self._left, 'byte')} too early")
             self._left -= count
         return count
 
