@@ -7,8 +7,9 @@ MB/s per connection. Shards of 10 MB are read and grouped into samples, or also 
 on images. Ours prefetches, across the ends of shards; "ours, no read-ahead" does not. webdataset reads from curl
 through a pipe. "our tar reader over urllib" is a limit: what reading costs without retries, time limits and checks.
 
-A last table compares reading samples by their indexes with streaming them, from the near server and with a latency of
-10 ms.
+Another table compares reading samples by their indexes with streaming them, from the near server and with a latency of
+10 ms. The last one compares loaders with 1, 2 and 8 workers, which deliver images to the loop, with as many workers
+that download the same shards by the same client, each on one connection, without parsing or delivering them.
 
 Results on two idle cores, which the server shares with the reader. From the near server, relative to webdataset: images
 3.6, without read-ahead 4.3, over urllib 4.1 (in CPU time 2.3, 3.5 and 4.2); small samples 11.8, 11.7 and 13.9 (10.9,
@@ -24,6 +25,7 @@ from __future__ import annotations
 import io
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from random import Random
 from typing import Any, get_args
@@ -37,12 +39,16 @@ from PIL import Image
 from store import store
 from webdataset.tariterators import tarfile_to_samples
 
-from wds_datapipes import IndexedSamples, ShardList
+from wds_datapipes import IndexedSamples, ShardList, ShardReadingService
 from wds_datapipes.index import AccessOptions, Manifest, build_indexes
 from wds_datapipes.index.order.sample_order import Order
+from wds_datapipes.io.openers import open_url
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.tar.reader import read_members
 from wds_datapipes.types import MemberTuple, Shard
+
+# Silenced by the import above.
+from torchdata.dataloader2 import DataLoader2  # isort: skip
 
 Sample = dict[str, Any]
 REFERENCE = "webdataset"
@@ -53,8 +59,12 @@ SERVERS = {"near": (0.0, 1e12), "10 ms": (0.01, 1e8), "100 ms": (0.1, 1e8)}
 WORK = {"IMG": ("near", "100 ms"), "SMALL": ("near",), "PHOTO": ("10 ms", "100 ms")}
 #: The servers from which samples are read by their indexes.
 INDEXED_SERVERS = ("near", "10 ms")
-#: How often photographs are read in a run, so that the time to the first response does not count.
-PASSES = 4
+#: The servers from which workers deliver images, and the numbers of workers.
+DELIVERED_SERVERS, WORKERS = ("near", "10 ms"), (1, 2, 8)
+RAW = "raw download"
+#: How often shards are read in a run: by workers, for as many shards each; and to decode photographs, so that the time
+#: to the first response does not count.
+DELIVERIES, PASSES = 4, 4
 
 
 def photo(random: Random, index: int) -> Fields:
@@ -121,6 +131,27 @@ def indexed_contenders(urls: list[str], paths: list[str], folder: str) -> list[C
     ]
 
 
+def download(url: str) -> int:
+    """Read a shard, and return its size."""
+    buffer = bytearray(1 << 20)
+    with open_url(url) as stream:
+        return sum(iter(partial(stream.readinto, buffer), 0))  # type: ignore[attr-defined]  # that of a server has it
+
+
+@contextmanager
+def delivered(urls: list[str], workers: int) -> Iterator[list[Contender]]:
+    """Start workers; yield contenders that deliver images from them, or download the shards."""
+    shards: Any = ShardList(urls).sharding_filter()
+    pipes = {"ours": shards.load_wds_shards().group_samples(), RAW: shards.map(download)}
+    loaders: dict[str, DataLoader2[Any]] = {
+        name: DataLoader2(pipe, reading_service=ShardReadingService(num_workers=workers))
+        for name, pipe in pipes.items()
+    }
+    yield [Contender(name, partial(iter, loader), is_limit=name == RAW) for name, loader in loaders.items()]
+    for loader in loaders.values():
+        loader.shutdown()
+
+
 def payload(sample: Sample) -> int:
     """Return the size of the image or text in bytes, decoded or not."""
     data = sample.get("jpg", sample.get("txt"))
@@ -164,6 +195,16 @@ def main() -> None:
             contest.run(arguments.rounds)
         contest.show()
         contests.append(contest)
+    for server in DELIVERED_SERVERS:
+        with store(data_folder, *SERVERS[server]) as address:
+            urls = [f"{address}/{path.rpartition('/')[2]}" for path in paths] * DELIVERIES
+            for workers in WORKERS:
+                with delivered(urls, workers) as some:
+                    title = f"IMG delivered, {server}, {workers} worker{'s' if workers > 1 else ''}"
+                    contest = Contest(title, some, RAW, has_workers=True)
+                    contest.run(arguments.rounds)
+                contest.show()
+                contests.append(contest)
     write_report(arguments.json, [contest.facts() for contest in contests])
     plot_contests(arguments.plot, contests)
 

@@ -125,6 +125,10 @@ class Result:
         """The speed relative to the reference in CPU time."""
         return statistics.median(theirs / ours for ours, theirs in zip(self.cpu, reference.cpu, strict=True))
 
+    def cpu_facts(self, reference: Result) -> dict[str, Any]:
+        """Return the results in CPU time for a JSON file."""
+        return {"times_reference_cpu": self.times_cpu(reference), "cpu_s": self.cpu}
+
 
 @dataclass
 class Contest:
@@ -136,6 +140,7 @@ class Contest:
         reference: the name of the contender to which ratios refer.
         unit: the name of an item.
         min_duration_s: the minimum time to measure, in seconds; shorter runs are repeated.
+        has_workers: whether other processes do the work, whose CPU time is not measured.
     """
 
     title: str
@@ -143,6 +148,7 @@ class Contest:
     reference: str
     unit: str = "sample"
     min_duration_s: float = 0.3
+    has_workers: bool = False
     results: list[Result] = field(default_factory=list)
 
     def check(self) -> dict[str, Work]:
@@ -217,9 +223,8 @@ class Contest:
                     "spread": result.spread,
                     "bytes_per_item": result.item_size,
                     "times_reference": result.times(reference),
-                    "times_reference_cpu": result.times_cpu(reference),
                     "wall_s": result.wall,
-                    "cpu_s": result.cpu,
+                    **({} if self.has_workers else result.cpu_facts(reference)),
                 }
                 for result in self.results
             ],

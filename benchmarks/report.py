@@ -182,7 +182,7 @@ def section_of_contests(contests: Any) -> Section:
 
 def _times(contender: Mapping[str, Any]) -> str:
     wall, cpu = ("times", "times_cpu") if "times" in contender else ("times_reference", "times_reference_cpu")
-    return f"{contender[wall]:.2f} ({contender[cpu]:.2f})"
+    return f"{contender[wall]:.2f}" + (f" ({contender[cpu]:.2f})" if cpu in contender else "")
 
 
 def section_of_deliveries(facts: Any) -> Section:
