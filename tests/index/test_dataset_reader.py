@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,11 @@ from wds_datapipes import IndexedSamples
 from wds_datapipes.counters import Counters
 from wds_datapipes.errors import ChangedShardError, ShardError, ShardOpenError, UnsupportedSidecarError
 from wds_datapipes.index import AccessOptions, EpochOptions, IndexOptions, Manifest, build_indexes, read_index
+from wds_datapipes.index.file_format import index_url
 from wds_datapipes.index.reading.dataset_reader import DatasetReader
 from wds_datapipes.index.reading.indexed_shards import IndexedShards
-from wds_datapipes.index.reading.sample_reader import ShardRanges
+from wds_datapipes.index.reading.sample_reader import SampleReader, ShardRanges
+from wds_datapipes.io.call_threads import Steps, run_steps
 from wds_datapipes.io.remote import http_request
 from wds_datapipes.testing import build_shard
 
@@ -403,6 +405,31 @@ def test_a_server_that_never_answers_holds_up_only_its_own_samples(
             found.append(item)
     assert all(isinstance(item, ShardOpenError) for item in found[:20])
     assert [*map(fields_of, found[20:])] == SAMPLES[2]
+
+
+@given(st.lists(st.tuples(st.integers(0, 29), st.booleans()), min_size=1, max_size=40), st.integers(0, 39))
+def test_a_request_reads_samples_of_one_part(
+    nginx: Nginx, shards: tuple[str, Path], wanted: list[tuple[int, bool]], first: int
+) -> None:
+    numbers, parts = np.array([number for number, _ in wanted]), np.cumsum([begins for _, begins in wanted])
+    url = local_urls(nginx)[0]
+    requested = list[int]()
+
+    def submit(steps: Steps[list[bytes]]) -> Future[list[bytes]]:
+        requested.append(part)
+        done = Future[list[bytes]]()
+        done.set_result(run_steps(steps))
+        return done
+
+    reader = SampleReader(ShardRanges(url, read_index(index_url(url, shards[1]))))
+    ahead = reader.plan(numbers, parts=parts, submit=submit)
+    for part in np.unique(parts).tolist():
+        ahead.request(part)
+        assert part in requested
+    for plan in (ahead, reader.plan(numbers, parts=parts)):
+        found = [fields_of(sample) for sample in plan.samples(min(first, len(numbers)))]
+        assert found == [SAMPLES[0][number] for number in numbers[first:].tolist()]
+    reader.close()
 
 
 def read_ahead_threads(before: set[threading.Thread]) -> list[threading.Thread]:
