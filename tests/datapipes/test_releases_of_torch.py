@@ -64,7 +64,7 @@ def test_the_readme_runs_without_datapipes_in_torch(shards: None) -> None:
 
 
 def test_workers_are_spawned_and_a_loader_that_would_not_split_is_an_error(shards: None) -> None:
-    advice = "Pass StatefulShards(pipeline) to it; or to read all shards here, call apply_sharding(1, 0)"
+    advice = "Pass StatefulShards(pipeline) to it, or call apply_sharding(1, 0) to read all shards here"
     assert run("gone", PROGRAM) == (f"{(advice, True)} {(advice, True)}\nTrue\n{advice}\n", "")
 
 
