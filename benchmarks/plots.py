@@ -41,7 +41,7 @@ def panels_of(contests: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Bar]
         panels[f"{facts['title']}, relative to {facts['reference']}"] = {
             name: bar_of(
                 (theirs / ours for ours, theirs in zip(contender["wall_s"], reference, strict=True)),
-                contender["times_reference_cpu"],
+                contender.get("times_reference_cpu"),
             )
             for name, contender in found.items()
         }
