@@ -23,6 +23,8 @@ myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
+#: In seconds for each cell; with the default of 30, a busy machine would not finish.
+nb_execution_timeout = 600
 
 # Docstrings in the style of Google. A name in single backticks is code, and leads to what has this name.
 default_role = "py:obj"
