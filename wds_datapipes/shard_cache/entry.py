@@ -178,7 +178,7 @@ STALE_PASSES = 2
 
 
 class Passes:
-    """A process's passes over a dataset, each reading every shard once; the copy needed again last is evicted.
+    """The passes of a process over a dataset. Each shard is read once in a pass; the copy needed last is evicted first.
 
     A shard that was read in the current pass is needed again only in the next one, later than all shards that were not.
     A copy is therefore evicted before its pass only to make space for the first shards of that pass: with one reader, a
