@@ -22,10 +22,11 @@ from hypothesis import strategies as st
 from wds_datapipes.counters import Counters
 from wds_datapipes.errors import CacheError, ShardOpenError, TruncatedShardError
 from wds_datapipes.io import call_threads
+from wds_datapipes.io.file_lock import lock_file
 from wds_datapipes.io.openers import open_url, register_opener
 from wds_datapipes.io.remote.remote_file import FileFacts
 from wds_datapipes.shard_cache.cached_shards import CachedShard, cache_wds_shards, warm_cache
-from wds_datapipes.shard_cache.entry import Entry, Passes, entries, reserve_space, used_bytes
+from wds_datapipes.shard_cache.entry import FOLDER_LOCK, Entry, Passes, entries, reserve_space, used_bytes
 from wds_datapipes.shard_cache.store import CacheFolder, CacheFullError, DownloadRequest
 from wds_datapipes.testing import build_shard
 
@@ -189,6 +190,23 @@ def test_the_least_recently_used_copy_is_evicted_whatever_the_clock_says(
                 assert len(store.shards[name]) > max_bytes
             assert kept(folder) == {name: model.sizes[name] for name in sorted(model.sizes)}
             assert used_bytes(folder.path) == sum(model.sizes.values()) <= max_bytes
+
+
+def test_a_copy_gets_its_name_while_no_other_process_counts_the_sizes(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.shards["a.tar"] = b"a" * 100
+    folder, rename, locked = CacheFolder(tmp_path, max_bytes=100), Path.replace, list[bool]()
+
+    def observed(source: Path, target: Path) -> Path:
+        if target.name.endswith(".tar"):
+            with lock_file(tmp_path / FOLDER_LOCK, wait=False, keep_file=True) as descriptor:
+                locked.append(descriptor is None)
+        return rename(source, target)
+
+    monkeypatch.setattr(Path, "replace", observed)
+    assert read(folder, "store:a.tar") == store.shards["a.tar"]
+    assert locked == [True]
 
 
 def hits_of_belady(uses: list[int], copies: int) -> int:

@@ -33,6 +33,7 @@ from wds_datapipes.io.openers import open_url, redact
 from wds_datapipes.io.raw_streams import name_read_errors
 from wds_datapipes.io.remote.remote_file import FileFacts, file_facts
 from wds_datapipes.shard_cache.entry import (
+    FOLDER_LOCK,
     UNKNOWN,
     CopyFacts,
     Entry,
@@ -428,7 +429,8 @@ def _finish(folder: Path, entry: Entry, copy: io.FileIO, facts: CopyFacts) -> No
     os.fsync(copy.fileno())
     entry.write_facts(replace(facts, mtime_ns=os.fstat(copy.fileno()).st_mtime_ns))
     stamp(folder, entry.facts_path)
-    entry.part.replace(entry.path)
+    with lock_file(folder / FOLDER_LOCK, keep_file=True):  # otherwise, `used_bytes` could count it under both names
+        entry.part.replace(entry.path)
     copy.seek(0)
 
 
