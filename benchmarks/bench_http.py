@@ -77,11 +77,8 @@ class Urllib3Store:
         first, _, last = first_last.partition("-")
         etag = response.headers.get("ETag")
         version = version_of(etag, response.headers.get("Last-Modified"))
-        return OpenedSource(Body(response), int(first), int(size), version, etag, is_strong_etag(etag), int(last) + 1)
-
-    def can_seek(self) -> bool:
-        """Return True."""
-        return True
+        facts = version, etag, is_strong_etag(etag)
+        return OpenedSource(Body(response), int(first), int(size), *facts, int(last) + 1, can_seek=True)
 
     def close(self) -> None:
         """Do nothing: the pool is shared."""

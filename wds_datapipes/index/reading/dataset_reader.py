@@ -106,7 +106,7 @@ class DatasetReader:
         self.cache = (
             None if access.cache_dir is None else CacheFolder(access.cache_dir, access.cache_bytes, priority=priority)
         )
-        self._is_ahead = False
+        self._is_ahead, self._opened_ahead = False, set[int]()
         self._next: DatasetReader | None = None
         self._next_lock = threading.Lock()
         self.is_closed = False
@@ -249,6 +249,10 @@ class DatasetReader:
     def _reader(self, shard: int) -> SampleReader:
         self._open_soon([shard])
         opened = self._readers.pop(shard)
+        if shard in self._opened_ahead:
+            self._opened_ahead.remove(shard)
+            if opened.cancelled() or opened.exception() is not None:  # there may be space for it now
+                return self._reader(shard)
         reader = opened.result()
         self._readers[shard] = opened
         return reader
@@ -266,13 +270,11 @@ class DatasetReader:
 
     def begin(self, counters: Counters) -> None:
         """Begin an epoch, and record the use of the copies of shards that were opened ahead."""
-        self.counters, self._is_ahead = counters, False
-        for shard, opened in [*self._readers.items()]:
-            if opened.done() and (opened.cancelled() or opened.exception() is not None):
-                del self._readers[shard]
-            elif self.cache is not None:
-                with suppress(OSError):  # there is no copy of a local shard
-                    stamp(self.cache.path, self.cache.entry(self._urls[shard]).facts_path)
+        self.counters, self._is_ahead, self._opened_ahead = counters, False, {*self._readers}
+        if (cache := self.cache) is not None:
+            for shard in self._readers:
+                with suppress(OSError):  # there is no copy of a local shard, or of one that could not be opened
+                    stamp(cache.path, cache.entry(self._urls[shard]).facts_path)
 
     def close(self) -> None:
         """Close all shards and abort the requests that read ahead."""
@@ -310,6 +312,11 @@ class DatasetReader:
             options["copy_path"] = str(self.cache.entry(url).path)
         extra = {} if self._names is None else {"__dataset__": self._names[shard]}
         ranges = ShardRanges(url, index, access.storage_options, **options)
+        try:
+            ranges.keep_open()
+        except BaseException:
+            ranges.close()
+            raise
         return SampleReader(ranges, limits=access.limits, extra=extra)
 
     def _open_copy(self, cache: CacheFolder, url: str, facts: ShardFacts, *, is_last: bool = False) -> BinaryIO | None:

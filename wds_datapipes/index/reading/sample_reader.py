@@ -84,27 +84,31 @@ class ShardRanges:
         self._counters = counters
         self.path = local_path(url) if copy is None else copy_path
         self.url, self.name, self.index, self._storage_options = url, redact(url), index, storage_options
-        self._file, self._is_copy, self._is_checked = copy, copy is not None, False
+        self._file, self._is_copy, self._is_open = copy, copy is not None, False
         self._lock = threading.Lock()
         self._remote: RemoteFile | None = None
         self._streams: set[ResumingStream] = set()  # ranges that are being read
         self._is_closed = threading.Event()
 
     def keep_open(self) -> None:
-        """Keep a local shard open until `close`.
+        """Keep the shard open until `close`. A remote shard is requested with its first range.
 
         Raises:
             ShardOpenError: it cannot be opened.
             ChangedShardError: it has changed since it was indexed.
         """
+        if self._is_open:
+            return
         with self._lock:
-            if self.path is None or self._is_checked:
-                return
-            if self._file is None:
-                self._file = open_local(self.path, name=self.url)
-                weakref.finalize(self, self._file.close)
-            self._check_local(self._file)
-            self._is_checked = True
+            if self.path is None:
+                self._check_open()
+                self._remote = self._remote or self._open()
+            else:
+                if self._file is None:
+                    self._file = open_local(self.path, name=self.url)
+                    weakref.finalize(self, self._file.close)
+                self._check_local(self._file)
+            self._is_open = True
 
     def read(self, start: int, end: int) -> bytes:
         """Return the bytes from ``start`` up to ``end``.
@@ -117,7 +121,7 @@ class ShardRanges:
             if len(data) == end - start:
                 return data
         if self.path is None:
-            return bytes(run_steps(self.read_steps(start, end)))
+            return run_steps(self.read_steps(start, end))
         with open_local(self.path, name=self.url) as file:  # also for the rest of an interrupted read
             file.seek(start)
             data = ReadBuffer(file, self.name, start).take(end - start)
@@ -125,22 +129,17 @@ class ShardRanges:
             raise self.changed_error(f"it ends before byte {end}")
         return data
 
-    def read_steps(self, start: int, end: int) -> Steps[bytes | memoryview]:
+    def read_steps(self, start: int, end: int) -> Steps[bytes]:
         """Return the bytes from ``start`` up to ``end`` of a shard that is then kept open.
 
         Raises:
             ShardError: they cannot be read.
         """
-        if self._remote is None:
-            yield None
         self.keep_open()
-        if self.path is not None:
+        if (remote := self._remote) is None:
             return self.read(start, end)
         if start >= end:
             return b""  # an empty range cannot be requested
-        with self._lock:
-            self._check_open()
-            remote = self._remote = self._remote or self._open()
         with (yield from remote.part_steps(start, end)) as stream:
             self._streams.add(stream)  # first, because `close` may be called now
             try:
@@ -158,7 +157,7 @@ class ShardRanges:
         with self._lock:
             remote, self._remote = self._remote, None
             streams = list(self._streams)
-            file, self._file, self._is_checked = self._file, None, False
+            file, self._file, self._is_open = self._file, None, False
         for stream in streams:
             stream.abandon()
         if remote is not None:
@@ -167,14 +166,10 @@ class ShardRanges:
             file.close()
 
     def _open(self) -> RemoteFile:
-        file = open_parts(self.url, storage_options=self._storage_options, pause=self._pause, counters=self._counters)
+        options: dict[str, Any] = {"pause": self._pause, "counters": self._counters}
+        file = open_parts(self.url, check=self._check_facts, storage_options=self._storage_options, **options)
         if file is None:
             raise ShardOpenError(f"{self.name} can only be read sequentially")
-        try:
-            self._check_facts(file.size, file.etag)
-        except ChangedShardError:
-            file.close()
-            raise
         return file
 
     def _check_local(self, file: BinaryIO) -> None:
@@ -221,14 +216,16 @@ class ShardRanges:
         self._check_open()
 
 
-def _read_all(stream: ResumingStream, count: int) -> Steps[bytes | memoryview]:
+def _read_all(stream: ResumingStream, count: int) -> Steps[bytes]:
     """Return the next ``count`` bytes, or fewer at the end of the stream."""
     pieces = []
     while count:
-        view = np.empty(min(count, STEP_BYTES), np.uint8).data  # not filled with zeros, unlike a bytearray
-        filled = yield from fill(stream, view)
-        pieces.append(view[:filled])
-        count = count - filled if filled == len(view) else 0
+        size = min(count, STEP_BYTES)
+        piece = io.BytesIO(bytes(size))
+        with piece.getbuffer() as view:
+            filled = yield from fill(stream, view)
+        pieces.append(piece.getvalue() if filled == size else piece.getvalue()[:filled])  # not copied if it is full
+        count = count - filled if filled == size else 0
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
@@ -368,7 +365,7 @@ class PlannedReads:
         start = plan.starts[first]
         data = yield from self._ranges.read_steps(start, plan.stops[end - 1])
         if end - first == 1:
-            return [bytes(data)]
+            return [data]
         view = memoryview(data)
         spans = zip(plan.starts[first:end], plan.stops[first:end], strict=True)
         return [bytes(view[begin - start : stop - start]) for begin, stop in spans]

@@ -66,17 +66,9 @@ class FsspecStore:
         blocks = BlockFile(self, file, lock, start, end, version if self.remote.scheme in UNGUARDED else ())
         etag = etag_of(details)
         is_strong = is_strong_etag(etag) or any(details.get(name) is not None for name in NUMBERS_OF_VERSIONS)
-        return OpenedSource(MonitoredFile(blocks, self.remote), start, details.get("size"), version, etag, is_strong)
-
-    def can_seek(self) -> bool:
-        """Whether a file can seek, so that it can be read again."""
-        try:
-            self._idle[-1].seek(0)
-        except (AttributeError, OSError, ValueError):  # includes io.UnsupportedOperation
-            self.close()
-            return False
-        self._is_seekable = True
-        return True
+        file = MonitoredFile(blocks, self.remote)
+        size = details.get("size")
+        return OpenedSource(file, start, size, version, etag, is_strong, can_seek=self._is_seekable)
 
     def close(self) -> None:
         """Close the files that are kept open."""
@@ -89,11 +81,12 @@ class FsspecStore:
         if start:
             self.remote.forget_listing()
         file = wait_for(start_call(self._open_file), silent_after(self.remote.timeout_s))
-        if start:
+        if start or self._keeps_open:
             try:
                 file.seek(start)
+                self._is_seekable = self._keeps_open
             except (AttributeError, OSError, ValueError):  # includes io.UnsupportedOperation
-                start = 0
+                start, self._keeps_open = 0, False
         return file, start
 
     def release(self, file: Any) -> None:

@@ -63,7 +63,7 @@ def opened_by(response: Response, requested: str | None) -> OpenedSource:
         # Some servers, such as that of rclone for S3, send a part with status 200.
         if response.status == 206 or (requested is not None and "Content-Range" in headers):
             first, last, total = _sent_part(headers, requested, encoding, size)
-            return OpenedSource(response, first, total, *facts, last + 1)
+            return OpenedSource(response, first, total, *facts, last + 1, can_seek=True)
         if encoding in GZIP_CODINGS:  # its bytes may differ with each response
             return OpenedSource(response, 0, None, ())
         if encoding != "identity":
@@ -154,10 +154,10 @@ class HttpClient:
         try:
             response = run_steps(self._request(url, {"Range": "bytes=0-0"}))
         except HttpStatusError as error:
-            none = NO_RANGE.fullmatch(error.headers.get("Content-Range", ""))
-            if error.status != 416 or none is None:
+            size = size_without_range(error)
+            if error.status != 416 or size is None:
                 raise
-            return _facts(url, int(none[1]), error.headers)
+            return _facts(url, size, error.headers)
         with closing(response):
             return _facts(url, opened_by(response, "0-0").size, response.headers)
 
@@ -173,6 +173,12 @@ class HttpClient:
         # With content encoding, ranges would count compressed bytes.
         headers = {**self._headers, "Accept-Encoding": "identity", **more}
         return request_steps(url, headers, self._access, method)
+
+
+def size_without_range(error: BaseException) -> int | None:
+    """Return the size of a file that does not contain the requested range, if the server reports it."""
+    found = NO_RANGE.fullmatch((getattr(error, "headers", None) or {}).get("Content-Range", ""))
+    return None if found is None else int(found[1])
 
 
 def _content_encoding(response: Response) -> str:
@@ -215,7 +221,6 @@ class HttpStore:
     def __init__(self, remote: RemotePath, sign: Callable[[], Steps[tuple[HttpClient, str]]] | None = None) -> None:
         self._remote, self._sign = remote, sign
         self._etag: str | None = None
-        self._sends_ranges = False
 
     def open_steps(self, start: int, end: int | None = None) -> Steps[OpenedSource]:
         """Open the file at an offset; a server without range support sends it from the beginning."""
@@ -224,7 +229,6 @@ class HttpStore:
         part = (f"{start}-{end - 1}",) if end is not None else (f"{start}-", self._etag) if start else ()
         opened = yield from client.open_steps(url, *part)
         self._etag = opened.version[0] if opened.is_strong else None
-        self._sends_ranges = opened.stop is not None
         if opened.stop is not None and opened.size is None:
             opened.file.close()
             raise UnexpectedResponseError(
@@ -232,10 +236,6 @@ class HttpStore:
                 "Content-Range ends in a star), so it is unknown whether more bytes follow"
             )
         return opened._replace(file=MonitoredFile(opened.file, self._remote))
-
-    def can_seek(self) -> bool:
-        """Whether the server has sent a range."""
-        return self._sends_ranges
 
     def close(self) -> None:
         """Do nothing, because each range is a separate request."""

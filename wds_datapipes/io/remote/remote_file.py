@@ -5,20 +5,21 @@ from __future__ import annotations
 import io
 import math
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from stat import S_ISREG
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, TypeAlias, cast
 
-from wds_datapipes.errors import ChangedShardError, ShardReadError
+from wds_datapipes.errors import ChangedShardError, ShardOpenError, ShardReadError
 from wds_datapipes.io.call_threads import Steps, run_steps
 from wds_datapipes.io.openers import local_path, open_local, open_parts
 from wds_datapipes.io.raw_streams import RawStream, move_bytes
 from wds_datapipes.io.remote.filesystem import RemotePath
 from wds_datapipes.io.remote.fsspec_file import FsspecStore
-from wds_datapipes.io.remote.http import HttpStore, UnexpectedResponseError, is_web
+from wds_datapipes.io.remote.http import HttpStore, UnexpectedResponseError, is_web, size_without_range
 from wds_datapipes.io.remote.resuming_stream import OpenedSource, ResumingStream, etag_of, fill
 from wds_datapipes.io.remote.retry import status_of
 from wds_datapipes.io.remote.signing import signer_of
@@ -29,6 +30,9 @@ from wds_datapipes.redaction.storage_options import raise_alone
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+
+Check: TypeAlias = Callable[[int | None, str | None], None]
+"""Compares the size and the ETag of a file with the expected ones."""
 
 #: Bytes read from the start of a shard to detect its format: one tar header.
 HEAD_BYTES = 512
@@ -44,33 +48,31 @@ class Store(Protocol):
             Exception: any error of the store's library.
         """
 
-    def can_seek(self) -> bool:
-        """Whether the store sends ranges of the file; call this after opening it."""
-
     def close(self) -> None:
         """Close the file that is kept open for the next range."""
 
 
 class RemoteFile:
-    """A remote file with random access; it is thread-safe.
+    """A remote file with random access; it is thread-safe. The first range determines its version.
 
     Args:
         remote: the path of the file.
+        check: raises an error if the file does not have the expected size and ETag, which are None if the store does
+            not report them.
 
     Attributes:
-        head: its first bytes.
+        head: its first bytes, if they were read.
         size: its size, if the store reports it.
-        etag: its ETag, if the store reports one.
-        version: identifies the version of the file, as far as the store reports it.
+        version: identifies the version of the file, as far as the store reports it; None before the first range.
     """
 
-    def __init__(self, remote: RemotePath) -> None:
-        self._remote = remote
+    def __init__(self, remote: RemotePath, check: Check | None = None) -> None:
+        self._remote, self._check = remote, check
         self._store = _store_of(remote, keep_open=True)
+        self._lock = threading.Lock()
         self.head = b""
         self.size: int | None = None
-        self.etag: str | None = None
-        self.version: tuple[str, ...] = ()
+        self.version: tuple[str, ...] | None = None
 
     @classmethod
     def open(cls, url: str, /, **options: Any) -> RemoteFile | None:
@@ -120,16 +122,34 @@ class RemoteFile:
             raise self._shorter_error(start)
         try:
             opened = yield from self._store.open_steps(start, end)
+            self._begin(opened, start)
         except UnexpectedResponseError as error:
-            raise_alone(self._changed_error(str(error)))
+            raise_alone(self._changed_error(str(error)) if self.version is not None else self._sequential_error(error))
         except Exception as error:
-            if status_of(error) == 416:
-                raise_alone(self._shorter_error(start))
-            raise
+            if status_of(error) != 416:
+                raise
+            if self.version is None and self._check is not None:
+                self._check(size_without_range(error), None)
+            raise_alone(self._shorter_error(start))
         if opened.start != start or (opened.size, opened.version) != (self.size, self.version):
             opened.file.close()
             raise self._changed_error("its ETag, date or size differs, or the store sent a different range")
         return opened
+
+    def _begin(self, opened: OpenedSource, start: int) -> None:
+        """Determine the version of the file, if this is the first range of it."""
+        with self._lock:
+            if self.version is not None:
+                return
+            try:
+                if opened.start != start or not opened.can_seek:
+                    raise UnexpectedResponseError("the store does not send ranges of it")
+                if self._check is not None:
+                    self._check(opened.size, opened.etag)
+            except Exception:
+                opened.file.close()
+                raise
+            self.size, self.version = opened.size, opened.version
 
     def close(self) -> None:
         """Close the file, but not its streams."""
@@ -139,6 +159,7 @@ class RemoteFile:
         """Read the first bytes; return whether the store sends ranges of the file."""
         try:
             opened = run_steps(self._store.open_steps(0, HEAD_BYTES))
+            self._begin(opened, 0)
         except UnexpectedResponseError:  # it can only be read as a whole
             return False
         except Exception as error:
@@ -148,8 +169,10 @@ class RemoteFile:
         with closing(opened.file):
             head = bytearray(HEAD_BYTES)
             self.head = bytes(head[: run_steps(fill(opened.file, memoryview(head)))])
-        self.size, self.etag, self.version = opened.size, opened.etag, opened.version
-        return not opened.start and self._store.can_seek()
+        return True
+
+    def _sequential_error(self, error: Exception) -> ShardOpenError:
+        return ShardOpenError(f"{self._remote.name} can only be read sequentially: {error}")
 
     def _changed_error(self, found: str) -> ChangedShardError:
         return ChangedShardError(

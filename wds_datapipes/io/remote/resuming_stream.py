@@ -98,6 +98,8 @@ class OpenedSource(NamedTuple):
     is_strong: bool = False
     #: The offset at which the response ends, if the store sends only part of the requested range.
     stop: int | None = None
+    #: Whether the store can open the file at any offset.
+    can_seek: bool = False
 
 
 class ResumingStream(RawStream):
@@ -129,6 +131,8 @@ class ResumingStream(RawStream):
             while self._file is None:
                 try:
                     self._begin((yield from self._open_at(0)))
+                except ShardError:
+                    raise
                 except Exception as error:  # noqa: PERF203  the loop is for retries
                     yield None
                     if not self._retry.wait(error, f"{self._name} cannot be opened", since):
