@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import parse_qs, unquote
@@ -89,25 +90,25 @@ class Store:
         self._requests += 1
         await asyncio.sleep(self._latency_s)
         name, _, query = target.partition("?")
-        path = self._folder / unquote(name).strip("/")
-        if path.is_dir() and "list-type=2" in query:
-            body = _list(path, parse_qs(query))
+        path = f"{self._folder}/{unquote(name).strip('/')}"
+        if "list-type=2" in query:
+            body = _list(Path(path), parse_qs(query))
             await _send_head(connection, "200 OK", len(body), "Content-Type: application/xml")
             await asyncio.get_running_loop().sock_sendall(connection, body)
             return
-        if not path.is_file():
+        try:
+            file, size = _opened(path)
+        except OSError:
             await _send_head(connection, "404 Not Found", 0)
             return
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            requested = RANGE.search(request)
-            start, end = (int(requested[1]), min(int(requested[2] or size), size - 1) + 1) if requested else (0, size)
-            status, facts = "200 OK", [f'ETag: "{size}"', "Last-Modified: Sun, 06 Nov 1994 08:49:37 GMT"]
-            if requested:
-                status, facts = "206 Partial Content", [*facts, f"Content-Range: bytes {start}-{end - 1}/{size}"]
-            await _send_head(connection, status, end - start, *facts)
-            if method != "HEAD":
-                await self._send(connection, file, start, end)
+        requested = RANGE.search(request)
+        start, end = (int(requested[1]), min(int(requested[2] or size), size - 1) + 1) if requested else (0, size)
+        status, facts = "200 OK", [f'ETag: "{size}"', "Last-Modified: Sun, 06 Nov 1994 08:49:37 GMT"]
+        if requested:
+            status, facts = "206 Partial Content", [*facts, f"Content-Range: bytes {start}-{end - 1}/{size}"]
+        await _send_head(connection, status, end - start, *facts)
+        if method != "HEAD":
+            await self._send(connection, file, start, end)
 
     async def _send(self, connection: socket.socket, file: BinaryIO, start: int, end: int) -> None:
         wait, begin, at = asyncio.get_running_loop().sock_sendfile, time.perf_counter(), start
@@ -119,6 +120,13 @@ class Store:
             early = (at - start) / self._bytes_per_s - (time.perf_counter() - begin)
             if early > 0:
                 await asyncio.sleep(early)
+
+
+@lru_cache(maxsize=512)
+def _opened(path: str) -> tuple[BinaryIO, int]:
+    """Return a file and its size; cached, because opening it takes longer than the rest of a response."""
+    file = Path(path).open("rb")  # noqa: SIM115  it stays open
+    return file, os.fstat(file.fileno()).st_size
 
 
 async def _send_head(connection: socket.socket, status: str, size: int, *headers: str) -> None:

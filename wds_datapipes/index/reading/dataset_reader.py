@@ -42,7 +42,7 @@ Chunk: TypeAlias = "tuple[Numbers, Numbers]"
 T = TypeVar("T")
 
 #: The maximum number of concurrent requests for remote shards.
-THREADS = 32
+THREADS = 64
 #: By how much ``read_ahead`` is divided for a part, whose samples are read together. Smaller parts suffice for samples
 #: in the order of their shards, whose neighbors are in the same part anyway.
 PARTS, ASCENDING_PARTS = 2, 4

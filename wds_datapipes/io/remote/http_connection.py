@@ -21,7 +21,7 @@ from wds_datapipes.io.raw_streams import move_bytes
 T = TypeVar("T")
 
 #: The maximum number of connections that a process keeps open between requests; `IndexedSamples` uses this many.
-MAX_IDLE = 32
+MAX_IDLE = 64
 #: How long an idle connection is kept, in seconds; servers and routers with address translation close it later.
 MAX_IDLE_S = 15.0
 #: The maximum size of the headers of a response in bytes.
