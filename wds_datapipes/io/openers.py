@@ -28,7 +28,7 @@ from wds_datapipes.redaction import redact
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from wds_datapipes.io.remote.remote_file import Check, RemoteFile
+    from wds_datapipes.io.remote.remote_file import RemoteFile
 
 __all__ = ["known_schemes", "local_path", "open_parts", "open_url", "redact", "register_opener", "split_scheme"]
 
@@ -78,16 +78,13 @@ def _users_options(options: dict[str, Any]) -> dict[str, Any]:
     return {**ours, **options, "storage_options": others}
 
 
-def open_parts(
-    url: str, /, *, allow_local_files: bool = True, check: Check | None = None, **options: Any
-) -> RemoteFile | None:
+def open_parts(url: str, /, *, allow_local_files: bool = True, **options: Any) -> RemoteFile | None:
     """Open a remote shard for range reads, or return None if it can only be read as a whole.
 
     Args:
         url: the shard.
         allow_local_files: False opens only files on a network.
-        check: if given, no request is sent now, and this function checks the size and the ETag with the first range.
-        options: see `open_url`.
+        options: see `open_url`; and ``check``, with which no request is sent now (see `RemoteFile`).
 
     Raises:
         ShardOpenError: there is nothing to read at this URL, or access is denied.
@@ -100,10 +97,9 @@ def open_parts(
     scheme, _ = split_scheme(url)
     if isinstance(url, OpeningURL) or not is_remote(scheme):
         return None
-    from wds_datapipes.io.remote.filesystem import RemotePath  # imports fsspec
-    from wds_datapipes.io.remote.remote_file import RemoteFile
+    from wds_datapipes.io.remote.remote_file import RemoteFile  # imports fsspec
 
-    return RemoteFile.open(url, **options) if check is None else RemoteFile(RemotePath(url, **options), check)
+    return RemoteFile.open(url, **options)
 
 
 def open_path(url: str, /, **_options: object) -> BinaryIO:

@@ -204,7 +204,7 @@ def test_a_shard_that_ends_before_the_position_is_an_error_on_the_web(site: Any)
     url = site("0.tar", "no-version/")
     state = state_at(pipeline(url, 1), 40)
     build_shard("0.tar", samples(count=1))
-    with pytest.raises(ChangedShardError, match=r"ends before byte \d{7}, where reading should resume"):
+    with pytest.raises(ChangedShardError, match=r"ends before byte \d{7}, where reading should continue"):
         list(resumed(pipeline(url, 1), state))
 
 

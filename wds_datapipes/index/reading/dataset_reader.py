@@ -249,10 +249,9 @@ class DatasetReader:
     def _reader(self, shard: int) -> SampleReader:
         self._open_soon([shard])
         opened = self._readers.pop(shard)
-        if shard in self._opened_ahead:
+        if shard in self._opened_ahead and (opened.cancelled() or opened.exception() is not None):
             self._opened_ahead.remove(shard)
-            if opened.cancelled() or opened.exception() is not None:  # there may be space for it now
-                return self._reader(shard)
+            return self._reader(shard)  # there may be space for it now
         reader = opened.result()
         self._readers[shard] = opened
         return reader
@@ -312,11 +311,8 @@ class DatasetReader:
             options["copy_path"] = str(self.cache.entry(url).path)
         extra = {} if self._names is None else {"__dataset__": self._names[shard]}
         ranges = ShardRanges(url, index, access.storage_options, **options)
-        try:
+        if ranges.path is None:
             ranges.keep_open()
-        except BaseException:
-            ranges.close()
-            raise
         return SampleReader(ranges, limits=access.limits, extra=extra)
 
     def _open_copy(self, cache: CacheFolder, url: str, facts: ShardFacts, *, is_last: bool = False) -> BinaryIO | None:

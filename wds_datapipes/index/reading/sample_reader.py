@@ -102,7 +102,10 @@ class ShardRanges:
         with self._lock:
             if self.path is None:
                 self._check_open()
-                self._remote = self._remote or self._open()
+                options: dict[str, Any] = {"check": self._check_facts, "pause": self._pause, "counters": self._counters}
+                self._remote = open_parts(self.url, storage_options=self._storage_options, **options)
+                if self._remote is None:
+                    raise ShardOpenError(f"{self.name} can only be read sequentially")
             else:
                 if self._file is None:
                     self._file = open_local(self.path, name=self.url)
@@ -164,13 +167,6 @@ class ShardRanges:
             remote.close()
         if file is not None:
             file.close()
-
-    def _open(self) -> RemoteFile:
-        options: dict[str, Any] = {"pause": self._pause, "counters": self._counters}
-        file = open_parts(self.url, check=self._check_facts, storage_options=self._storage_options, **options)
-        if file is None:
-            raise ShardOpenError(f"{self.name} can only be read sequentially")
-        return file
 
     def _check_local(self, file: BinaryIO) -> None:
         """Compare a local file with the index.

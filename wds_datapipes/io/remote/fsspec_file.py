@@ -67,8 +67,7 @@ class FsspecStore:
         etag = etag_of(details)
         is_strong = is_strong_etag(etag) or any(details.get(name) is not None for name in NUMBERS_OF_VERSIONS)
         file = MonitoredFile(blocks, self.remote)
-        size = details.get("size")
-        return OpenedSource(file, start, size, version, etag, is_strong, can_seek=self._is_seekable)
+        return OpenedSource(file, start, details.get("size"), version, etag, is_strong, can_seek=self._is_seekable)
 
     def close(self) -> None:
         """Close the files that are kept open."""

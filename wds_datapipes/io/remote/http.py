@@ -154,10 +154,10 @@ class HttpClient:
         try:
             response = run_steps(self._request(url, {"Range": "bytes=0-0"}))
         except HttpStatusError as error:
-            size = size_without_range(error)
-            if error.status != 416 or size is None:
+            none = NO_RANGE.fullmatch(error.headers.get("Content-Range", ""))
+            if error.status != 416 or none is None:
                 raise
-            return _facts(url, size, error.headers)
+            return _facts(url, int(none[1]), error.headers)
         with closing(response):
             return _facts(url, opened_by(response, "0-0").size, response.headers)
 
@@ -173,12 +173,6 @@ class HttpClient:
         # With content encoding, ranges would count compressed bytes.
         headers = {**self._headers, "Accept-Encoding": "identity", **more}
         return request_steps(url, headers, self._access, method)
-
-
-def size_without_range(error: BaseException) -> int | None:
-    """Return the size of a file that does not contain the requested range, if the server reports it."""
-    found = NO_RANGE.fullmatch((getattr(error, "headers", None) or {}).get("Content-Range", ""))
-    return None if found is None else int(found[1])
 
 
 def _content_encoding(response: Response) -> str:

@@ -87,10 +87,8 @@ class Connection:
             if len(self.received) > MAX_HEAD_BYTES:
                 raise HTTPException(f"the server sends headers of more than {MAX_HEAD_BYTES} bytes")
             if not getattr(self.sock, "pending", int)():  # bytes that TLS has decrypted
-                yield (
-                    self.sock,
-                    select.POLLIN,
-                )  # even if bytes are available, so that endless headers do not hold up other requests
+                # Even if bytes are available, so that endless headers do not hold up other requests.
+                yield self.sock, select.POLLIN
             more = yield from self.attempt(partial(self.sock.recv, RECEIVED_BYTES))
             if not more:
                 raise RemoteDisconnected("the server has closed the connection before the end of its headers")

@@ -7,19 +7,19 @@ import math
 import os
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from datetime import datetime
 from pathlib import Path
 from stat import S_ISREG
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, TypeAlias, cast
 
-from wds_datapipes.errors import ChangedShardError, ShardOpenError, ShardReadError
+from wds_datapipes.errors import ChangedShardError, ShardError, ShardOpenError, ShardReadError
 from wds_datapipes.io.call_threads import Steps, run_steps
 from wds_datapipes.io.openers import local_path, open_local, open_parts
 from wds_datapipes.io.raw_streams import RawStream, move_bytes
 from wds_datapipes.io.remote.filesystem import RemotePath
 from wds_datapipes.io.remote.fsspec_file import FsspecStore
-from wds_datapipes.io.remote.http import HttpStore, UnexpectedResponseError, is_web, size_without_range
+from wds_datapipes.io.remote.http import HttpStore, UnexpectedResponseError, is_web
 from wds_datapipes.io.remote.resuming_stream import OpenedSource, ResumingStream, etag_of, fill
 from wds_datapipes.io.remote.retry import status_of
 from wds_datapipes.io.remote.signing import signer_of
@@ -75,20 +75,21 @@ class RemoteFile:
         self.version: tuple[str, ...] | None = None
 
     @classmethod
-    def open(cls, url: str, /, **options: Any) -> RemoteFile | None:
+    def open(cls, url: str, /, check: Check | None = None, **options: Any) -> RemoteFile | None:
         """Open a file and read its first bytes; return None if it can only be read as a whole.
 
         Args:
             url: ``scheme://...``.
+            check: see `RemoteFile`; with it, no bytes are read yet.
             options: see `RemotePath`.
 
         Raises:
             ShardOpenError: there is no such file, or access is denied.
         """
         remote = RemotePath(url, **options)
-        file = cls(remote)
+        file = cls(remote, check)
         with remote.replace_errors(remote.open_error):
-            return file if remote.call(file._probe) else None
+            return file if check is not None or remote.call(file._probe) else None
 
     def part(self, start: int, end: int) -> BinaryIO:
         """Return a stream of the bytes from ``start`` up to ``end``, or to the end of the file if that is -1.
@@ -122,34 +123,29 @@ class RemoteFile:
             raise self._shorter_error(start)
         try:
             opened = yield from self._store.open_steps(start, end)
-            self._begin(opened, start)
+            with ExitStack() as stack:
+                stack.callback(opened.file.close)
+                self._compare(opened, start)
+                stack.pop_all()
         except UnexpectedResponseError as error:
-            raise_alone(self._changed_error(str(error)) if self.version is not None else self._sequential_error(error))
+            raise_alone(self._changed_error(str(error)))
         except Exception as error:
-            if status_of(error) != 416:
-                raise
-            if self.version is None and self._check is not None:
-                self._check(size_without_range(error), None)
-            raise_alone(self._shorter_error(start))
-        if opened.start != start or (opened.size, opened.version) != (self.size, self.version):
-            opened.file.close()
-            raise self._changed_error("its ETag, date or size differs, or the store sent a different range")
+            if status_of(error) == 416:
+                raise_alone(self._shorter_error(start))
+            raise
         return opened
 
-    def _begin(self, opened: OpenedSource, start: int) -> None:
-        """Determine the version of the file, if this is the first range of it."""
+    def _compare(self, opened: OpenedSource, start: int) -> None:
+        """Compare a range with the version of the file, which the first range determines."""
         with self._lock:
-            if self.version is not None:
-                return
-            try:
+            if self.version is None:
                 if opened.start != start or not opened.can_seek:
                     raise UnexpectedResponseError("the store does not send ranges of it")
                 if self._check is not None:
                     self._check(opened.size, opened.etag)
-            except Exception:
-                opened.file.close()
-                raise
-            self.size, self.version = opened.size, opened.version
+                self.size, self.version = opened.size, opened.version
+        if opened.start != start or (opened.size, opened.version) != (self.size, self.version):
+            raise UnexpectedResponseError("its ETag, date or size differs, or the store sent a different range")
 
     def close(self) -> None:
         """Close the file, but not its streams."""
@@ -158,23 +154,17 @@ class RemoteFile:
     def _probe(self) -> bool:
         """Read the first bytes; return whether the store sends ranges of the file."""
         try:
-            opened = run_steps(self._store.open_steps(0, HEAD_BYTES))
-            self._begin(opened, 0)
-        except UnexpectedResponseError:  # it can only be read as a whole
+            opened = run_steps(self._open_at(0, HEAD_BYTES))
+        except (ShardOpenError, ChangedShardError):  # it can only be read as a whole, or is empty
             return False
-        except Exception as error:
-            if status_of(error) == 416:  # the file is empty
-                return False
-            raise
         with closing(opened.file):
             head = bytearray(HEAD_BYTES)
             self.head = bytes(head[: run_steps(fill(opened.file, memoryview(head)))])
         return True
 
-    def _sequential_error(self, error: Exception) -> ShardOpenError:
-        return ShardOpenError(f"{self._remote.name} can only be read sequentially: {error}")
-
-    def _changed_error(self, found: str) -> ChangedShardError:
+    def _changed_error(self, found: str) -> ShardError:
+        if self.version is None:
+            return ShardOpenError(f"{self._remote.name} can only be read sequentially: {found}")
         return ChangedShardError(
             f"{self._remote.name} was replaced while it was read: {found}. Restore the previous version, and "
             "then resume from the state or read the shard again"
@@ -182,8 +172,8 @@ class RemoteFile:
 
     def _shorter_error(self, begin: int) -> ChangedShardError:
         return ChangedShardError(
-            f"{self._remote.name} ends before byte {begin}, where reading should resume. A state can only be loaded "
-            "with the shards it was saved with"
+            f"{self._remote.name} ends before byte {begin}, where reading should continue. A state can only be loaded "
+            "with the shards it was saved with, and an index belongs to the shard it was built from"
         )
 
 

@@ -131,8 +131,6 @@ class ResumingStream(RawStream):
             while self._file is None:
                 try:
                     self._begin((yield from self._open_at(0)))
-                except ShardError:
-                    raise
                 except Exception as error:  # noqa: PERF203  the loop is for retries
                     yield None
                     if not self._retry.wait(error, f"{self._name} cannot be opened", since):

@@ -12,7 +12,7 @@ from email.utils import parsedate_to_datetime
 from ssl import SSLCertVerificationError
 from typing import TypeVar
 
-from wds_datapipes.errors import CorruptShardError, ReadLimitError
+from wds_datapipes.errors import CorruptShardError, ReadLimitError, ShardOpenError
 
 T = TypeVar("T")
 
@@ -23,7 +23,10 @@ TRANSIENT_STATUSES = {408, 425, 429, 500, 502, 503, 504}
 #: HTTP statuses that mean that a server or proxy rejects the credentials.
 CREDENTIAL_STATUSES = {401, 403, 407}
 #: Errors that a retry cannot resolve.
-PERMANENT_ERRORS = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, SSLCertVerificationError)
+PERMANENT_ERRORS = (
+    *(FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, SSLCertVerificationError),
+    ShardOpenError,  # the attempts to open the shard have failed already
+)
 #: Modules whose errors are connection errors, unless they carry a status.
 NETWORK_MODULES = (
     *("aiohttp.", "asyncio.", "azure.core.", "botocore.", "fsspec.", "http.client.", "httpcore", "httpx", "paramiko."),
