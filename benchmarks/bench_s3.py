@@ -4,7 +4,8 @@
 
 Each loader reads the images of shards in S3, or of a copy in its own format, without decoding them, in one process.
 Ours reads them as a stream, and by index in shuffled windows. webdataset reads through ``rclone cat``, and through
-curl from web addresses, as with presigned URLs. s3torchconnector reads objects for Python's ``tarfile``.
+curl from web addresses, as with presigned URLs, and Hugging Face datasets from these addresses. s3torchconnector reads
+objects for Python's ``tarfile``.
 
 The server runs on the same machine, and its processor time does not count; it responds immediately or after 20 or 100
 ms, and counts requests. Loaders take turns, each in its own process and environment. Figures are those of a second pass
@@ -94,7 +95,8 @@ def torchdata(source: Source) -> Iterator[bytes]:
 def hugging_face(source: Source) -> Iterator[bytes]:
     datasets = import_package("datasets")
     datasets.disable_progress_bars()
-    rows = datasets.load_dataset("webdataset", data_files={"train": source.urls}, split="train", streaming=True)
+    files = {"train": source.addresses}  # from S3, its streams end with an error of s3fs
+    rows = datasets.load_dataset("webdataset", data_files=files, split="train", streaming=True)
     return (row["jpg"]["bytes"] for row in rows.cast_column("jpg", datasets.Image(decode=False)))
 
 

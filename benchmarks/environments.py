@@ -35,8 +35,10 @@ def install(name: str, requirements: list[str]) -> int:
     folder = FOLDER / name
     venv.create(folder, with_pip=True)
     site = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
-    # After the packages of the environment itself on the path of modules; pip counts them as installed.
-    (site / "packages-below.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+    # After the packages of the environment itself on the path of modules; pip counts them as installed. Unlike a path,
+    # the call also finds packages that were installed with -e.
+    call = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
+    (site / "packages-below.pth").write_text(call, encoding="utf-8")
     pip = [str(python_of(name)), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     return subprocess.run([*pip, *requirements], check=False).returncode
 
