@@ -14,7 +14,7 @@ from wds_datapipes.cli._report import print_json, print_table
 from wds_datapipes.errors import plural
 from wds_datapipes.extras import require
 from wds_datapipes.index.manifest import read_manifest
-from wds_datapipes.io.prefetch import READ_AHEAD_BYTES
+from wds_datapipes.index.options import HELD_BYTES
 from wds_datapipes.parallel.progress import human_bytes
 from wds_datapipes.prepare.run_plan import RunPlan, RunShape, plan_run
 
@@ -58,7 +58,7 @@ class RunArguments(RunShape):
         --cache-bytes BYTES: The space for copies on each host, such as 4TB; without it, there is no cache.
     """
 
-    read_ahead: Annotated[int, bytes_of] = READ_AHEAD_BYTES
+    read_ahead: Annotated[int, bytes_of] = HELD_BYTES
     cache_bytes: Annotated[int, bytes_of] | None = None
 
 

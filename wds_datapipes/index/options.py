@@ -12,7 +12,6 @@ import numpy.typing as npt
 from wds_datapipes.arguments import check_choice, check_integer, check_optional_integer
 from wds_datapipes.index.order.sample_order import Lengths
 from wds_datapipes.index.shard_index import ShardIndex
-from wds_datapipes.io.prefetch import READ_AHEAD_BYTES
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.samples.fields import Lacking
 from wds_datapipes.samples.grouping import OnDuplicate
@@ -21,6 +20,9 @@ from wds_datapipes.tar.headers import EndMarker
 
 Exclude: TypeAlias = "str | os.PathLike[str] | Callable[[ShardIndex], npt.ArrayLike] | Iterable[Any]"
 """A file of keys, a function that returns numbers or a mask for the index of a shard, or a list of both."""
+
+#: The default of ``read_ahead``: with less, shuffled orders from a store are slower than a stream.
+HELD_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +76,7 @@ class AccessOptions:
         indexes: ``"build"`` missing and stale indexes when the dataset is opened, or ``"require"`` valid ones; those of
             a manifest must exist. Of several processes, one builds, and the others wait for it; see `build_indexes`.
         open_shards: the maximum number of shards that a process keeps open.
-        read_ahead: about how many bytes of samples a process holds, 32 MiB by default: of remote shards, those that
+        read_ahead: about how many bytes of samples a process holds, 64 MiB by default: of remote shards, those that
             threads request before they are due; of local ones, half as many, of small fields that are read together.
             Samples of a window that are near each other are read at once, so a larger number needs fewer requests.
         cache_dir: a folder for copies of remote shards, as for ``.cache_wds_shards()``: each shard is downloaded as a
@@ -94,7 +96,7 @@ class AccessOptions:
     index_dir: str | os.PathLike[str] | None = None
     indexes: Literal["build", "require"] = "build"
     open_shards: int = 64
-    read_ahead: int = READ_AHEAD_BYTES
+    read_ahead: int = HELD_BYTES
     cache_dir: str | os.PathLike[str] | None = None
     cache_bytes: int | None = None
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)

@@ -12,6 +12,7 @@ import numpy as np
 
 from wds_datapipes.arguments import check_choice, check_integer, check_optional_integer
 from wds_datapipes.index.manifest import Manifest
+from wds_datapipes.index.options import HELD_BYTES
 from wds_datapipes.index.order.batch_share import BatchShare, Remainder
 from wds_datapipes.index.order.lanes import Lanes, check_lanes
 from wds_datapipes.index.order.permutation import Numbers
@@ -19,7 +20,6 @@ from wds_datapipes.index.order.sample_order import EpochOrder, LaneOrder, Order
 from wds_datapipes.index.reading.dataset_reader import PARTS
 from wds_datapipes.index.reading.read_plan import gap_of
 from wds_datapipes.index.reading.sample_reader import MAX_REQUEST_GAP_BYTES
-from wds_datapipes.io.prefetch import READ_AHEAD_BYTES
 from wds_datapipes.seeds import derived_seed
 from wds_datapipes.shard_cache.entry import STALE_PASSES
 
@@ -71,7 +71,7 @@ class RunShape:
     window_shards: int = 16
     remainder: Remainder = "drop"
     open_shards: int = 64
-    read_ahead: int = READ_AHEAD_BYTES
+    read_ahead: int = HELD_BYTES
     cache_bytes: int | None = None
     epochs: int = 3
     steps_per_s: float = 1.0
