@@ -12,14 +12,14 @@ Another table compares reading samples by their indexes with streaming them, fro
 that download the same shards by the same client, each on one connection, without parsing or delivering them.
 
 Results on two idle cores, which the server shares with the reader. From the near server, relative to webdataset: images
-3.9, without read-ahead 4.5, over urllib 6.1 (in CPU time 2.6, 3.4 and 5.1); small samples 12.4, 11.5 and 13.7 (11.7,
-11.5 and 13.9). With a latency of 10 or 100 ms, photographs are decoded at 1.1 and 0.9 times the rate of the disk.
+3.8, without read-ahead 6.1, over urllib 6.6 (in CPU time 2.6, 4.7 and 5.2); small samples 10.6, 12.1 and 13.0 (10.0,
+12.0 and 12.9). With a latency of 10 or 100 ms, photographs are decoded at 1.1 and 0.9 times the rate of the disk.
 
-By index, relative to streaming: with 10 ms, sequential order 1.5, shuffled orders 0.8 (2,000 requests per second) with
-0.4 ms of processor time each in the reader; from the near server 0.6 and 0.35.
+By index, relative to streaming: with 10 ms, sequential order 1.7, shuffled orders 1.0 to 1.15 with 0.35 ms of processor
+time for each sample; from the near server 0.7 and 0.4.
 
-Delivered from 1, 2 and 8 workers, relative to the raw download: with 10 ms, 3.3, 2.6 and 0.7; from the near server 0.2
-to 0.3, because parsing and delivery take processor time, and downloading takes little.
+Delivered from 1, 2 and 8 workers, relative to the raw download: with 10 ms, 3.2, 2.6 and 0.7; from the near server 0.2
+to 0.35, because parsing and delivery take processor time, and downloading takes little.
 """
 
 from __future__ import annotations

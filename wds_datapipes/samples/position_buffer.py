@@ -37,9 +37,9 @@ class BufferHistory:
         self.changes = array("q")
         self.appended: list[Sequence[int]] = []
 
-    def contents(self, count: int) -> list[list[int]]:
+    def contents(self, count: int) -> list[Sequence[int]]:
         """Return the positions after a number of changes, in the form that `rows_of` returns."""
-        return [[*self.appended[number]] for number in list_buffered(self.changes[:count])]
+        return [self.appended[number] for number in list_buffered(self.changes[:count])]
 
 
 BufferContents: TypeAlias = tuple[BufferHistory, int]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -33,14 +33,13 @@ def pack_rows(rows: Sequence[Sequence[int]]) -> list[list[int]] | str:
     Args:
         rows: for each, a shard, two offsets, the second of which is -1 at the end of the shard, and any other numbers.
     """
-    plain = [[*row] for row in rows]
-    if len(plain) < MIN_ROWS or len({*map(len, plain)}) != 1:
-        return plain
-    table = np.array(plain, np.int64)
+    if len(rows) < MIN_ROWS or len({*map(len, rows)}) != 1:
+        return [[*row] for row in rows]
+    table = np.array(rows, np.int64)
     shard, start, end = table.T[:3]
     size = np.where(end == -1, 0, end - start)
     if np.any((size <= 0) != (end == -1)):
-        return plain
+        return cast("list[list[int]]", table.tolist())
     unit = int(np.gcd.reduce(np.concatenate((start, size)))) or 1
     keys = np.column_stack((table[:, 3:], shard, start // unit, size // unit))
     order = np.lexsort(keys.T[::-1])
@@ -52,7 +51,7 @@ def pack_rows(rows: Sequence[Sequence[int]]) -> list[list[int]] | str:
     head = np.array([*keys.shape, unit], _INTEGERS).tobytes() + np.packbits(is_gap).tobytes()
     # Search only for runs, because there is nothing else to find; this takes hardly any time.
     packer = zlib.compressobj(9, zlib.DEFLATED, -15, 9, zlib.Z_RLE)
-    parts, mode = [packer.compress(head)], zlib.Z_BLOCK if len(plain) >= TABLE_ROWS else zlib.Z_NO_FLUSH
+    parts, mode = [packer.compress(head)], zlib.Z_BLOCK if len(rows) >= TABLE_ROWS else zlib.Z_NO_FLUSH
     for column in (order, *((gaps << 1) ^ (gaps >> 63)), keys[:, -1]):
         for place in column.astype(_INTEGERS).view(np.uint8).reshape(-1, _INTEGERS.itemsize).T:
             parts += packer.flush(mode), packer.compress(place.tobytes())
