@@ -10,6 +10,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from importlib.metadata import distribution
 from itertools import chain
 from pathlib import Path
 from shutil import copytree
@@ -21,7 +22,6 @@ import torch
 from page_runs import environment
 from PIL import Image
 from prepared_programs import prepared_programs
-from sklearn.datasets import load_sample_images
 
 EXAMPLES = Path(__file__).parents[1] / "docs/examples"
 IMAGENET = EXAMPLES / "imagenet"
@@ -64,7 +64,8 @@ def data(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Data:
     """Parts of two photographs, of different sizes, as files in one folder per class and as shards."""
     images, shards = tmp_path_factory.mktemp("images"), tmp_path_factory.mktemp("shards")
     rng = random.Random(0)
-    photographs = [Image.fromarray(pixels) for pixels in load_sample_images().images]
+    files = Path(str(distribution("scikit-learn").locate_file("sklearn/datasets/images")))
+    photographs = [Image.open(files / name) for name in ("china.jpg", "flower.jpg")]
     for split, count in (("train", TRAIN), ("val", VALIDATION)):
         for name in CLASSES:
             (images / split / name).mkdir(parents=True)

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import botocore.session
 import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
 
@@ -218,6 +217,8 @@ def test_s3_is_read_and_its_errors_contain_no_secret(s3: dict[str, Any]) -> None
 
 @pytest.mark.usefixtures("registry")
 def test_an_opener_may_return_the_body_of_a_response_of_boto3(s3_store: Any, tmp_path: Path) -> None:
+    import botocore.session
+
     options = s3_store.options()
     client = botocore.session.get_session().create_client(
         "s3",

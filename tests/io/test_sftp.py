@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import paramiko  # type: ignore[import-untyped]  # it carries no types
 import pytest
 from sftp_server import PASSWORD, USER, SftpServer
 from wires import Cut, Wire, wire
@@ -192,6 +191,8 @@ def test_a_wrong_password_ends_the_run_under_any_policy(server: SftpServer, paus
 def test_a_server_with_an_unknown_or_changed_key_is_refused(
     server: SftpServer, tmp_path: Path, pauses: list[float], known: str, why: str, on_error: str
 ) -> None:
+    import paramiko  # type: ignore[import-untyped]  # it carries no types
+
     file = tmp_path / "known_hosts"
     key = paramiko.ECDSAKey.generate()
     file.write_text(f"[127.0.0.1]:{server.port} {key.get_name()} {key.get_base64()}\n" if known else "")

@@ -9,7 +9,6 @@ from typing import Any
 
 import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
-from aiohttp import ClientTimeout
 from faults import Fault, FaultProxy
 from fsspec.registry import _registry  # type: ignore[import-untyped]  # the same
 from nginx_server import Nginx
@@ -126,7 +125,7 @@ class Blocks(fsspec.AbstractFileSystem):  # type: ignore[misc]  # it carries no 
     """A library without time-outs, which requests files only by name."""
 
     protocol = "blocks"
-    body = bytes(range(256)) * (3 * BLOCK_BYTES // 256)
+    body: bytes
     version = 1
     #: Called with the number of each block read.
     on_block: Callable[[int], object]
@@ -159,6 +158,7 @@ class BlocksFile:
 @pytest.fixture
 def blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Blocks]]:
     fsspec.register_implementation("blocks", Blocks, clobber=True)
+    Blocks.body = bytes(range(256)) * (3 * BLOCK_BYTES // 256)
     Blocks.version, Blocks.closed, Blocks.on_block = 1, 0, lambda _: None
     yield Blocks
     del _registry["blocks"]
@@ -217,10 +217,6 @@ def test_all_blocks_are_of_one_version(blocks: type[Blocks], monkeypatch: pytest
 # The options of libraries ------------------------------------------------------------------------------------------
 
 
-def limits(seconds: float) -> ClientTimeout:
-    return ClientTimeout(total=300, sock_connect=seconds, sock_read=seconds)
-
-
 def of_ssh(seconds: float) -> dict[str, float]:
     return {**dict.fromkeys(["timeout", "auth_timeout", "channel_timeout"], seconds), "banner_timeout": 1}
 
@@ -254,7 +250,6 @@ def test_the_client_of_s3_has_the_time_outs(s3_store: Any) -> None:
         ("sftp", {"banner_timeout": 1}, of_ssh(7), of_ssh(TIMEOUT_S)),
         ("gs", {"requests_timeout": 5}, {"requests_timeout": 5}, None),
         ("gs", {"session_kwargs": {"timeout": 5}}, {"session_kwargs": {"timeout": 5}}, None),
-        ("gs", {}, {"requests_timeout": limits(7)}, {"requests_timeout": limits(TIMEOUT_S)}),
     ],
 )
 def test_each_library_gets_its_time_outs_unless_the_user_has_set_them(
@@ -262,3 +257,11 @@ def test_each_library_gets_its_time_outs_unless_the_user_has_set_them(
 ) -> None:
     assert with_timeouts(scheme, own, 7) == expected
     assert with_timeouts(scheme, own, None) == (own if by_default is None else by_default)
+
+
+def test_the_client_of_gs_gets_the_time_outs_of_aiohttp() -> None:
+    from aiohttp import ClientTimeout
+
+    for timeout_s, seconds in ((7, 7), (None, TIMEOUT_S)):
+        limits = ClientTimeout(total=300, sock_connect=seconds, sock_read=seconds)
+        assert with_timeouts("gs", {}, timeout_s) == {"requests_timeout": limits}

@@ -18,7 +18,6 @@ from typing import Any
 
 import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
-import s3fs  # type: ignore[import-untyped]  # noqa: F401  before ranks are forked, which would all import it
 from faults import fault_proxy
 from forked_ranks import on_ranks, received, running_ranks
 from torch import distributed as dist
@@ -66,6 +65,8 @@ def counted(s3_store: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
     The store is another process, because ranks are forks, which may hang if their parent has threads.
     """
+    import s3fs  # type: ignore[import-untyped]  # noqa: F401  before ranks are forked, which would all import it
+
     ours, theirs = FORK.Pipe()
     process = FORK.Process(target=serve, args=(s3_store, tmp_path_factory.mktemp("meet"), theirs))
     process.start()

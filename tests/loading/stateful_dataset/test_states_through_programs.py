@@ -13,8 +13,6 @@ from forked_ranks import on_ranks
 from loader_kinds import Stateful, Tracked
 from pipeline_table import EXACT, all_keys, shards_of
 from torch.distributed import all_gather_object
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 from torchdata.dataloader2 import DataLoader2
 from torchdata.stateful_dataloader import StatefulDataLoader
 from users_stages import Unchanged
@@ -138,7 +136,7 @@ def test_a_stateful_loader_over_anything_else_is_left_alone() -> None:
     assert list(map(list, loader)) == rest
 
 
-def checkpoint_on_ranks(rank: int, *, folder: Path, workers: int, cut: int) -> Any:
+def checkpoint_on_ranks(rank: int, *, checkpoint: Any, folder: Path, workers: int, cut: int) -> Any:
     """Save a state under one key, under keys of the ranks, and merged, and resume from each."""
     run = new_run(workers)
     epoch = run.epoch()
@@ -148,12 +146,13 @@ def checkpoint_on_ranks(rank: int, *, folder: Path, workers: int, cut: int) -> A
     following = list(run.epoch())
     states: list[Any] = [None, None]
     all_gather_object(states, state)
-    save({"one": state, f"rank {rank}": state, "all": merge_states(states)}, checkpoint_id=folder / "checkpoint")
+    parts = {"one": state, f"rank {rank}": state, "all": merge_states(states)}
+    checkpoint.save(parts, checkpoint_id=folder / "checkpoint")
     found = list[Any]()
     for key in ("one", f"rank {rank}", "all"):
         new = new_run(workers)
         template = {key: new.data.state_dict()}
-        load(template, checkpoint_id=folder / "checkpoint")
+        checkpoint.load(template, checkpoint_id=folder / "checkpoint")
         try:
             new.data.load_state_dict(template[key])
             found.append([list(new.epoch()), list(new.epoch())])
@@ -164,7 +163,9 @@ def checkpoint_on_ranks(rank: int, *, folder: Path, workers: int, cut: int) -> A
 
 @pytest.mark.parametrize(("workers", "cut"), [(0, 0), (0, 3), (2, 3)])
 def test_ranks_resume_from_distributed_checkpoints(tmp_path: Path, workers: int, cut: int) -> None:
-    ranks = on_ranks(2, partial(checkpoint_on_ranks, folder=tmp_path, workers=workers, cut=cut))
+    from torch.distributed import checkpoint  # which takes seconds, before ranks are forked, which would all import it
+
+    ranks = on_ranks(2, partial(checkpoint_on_ranks, checkpoint=checkpoint, folder=tmp_path, workers=workers, cut=cut))
     assert keys_of(*(part for head, rest, *_ in ranks for part in (head, rest))) == KEYS
     for rank, (_, rest, following, (one, own, merged)) in enumerate(ranks):
         assert own == merged == [rest, following]
