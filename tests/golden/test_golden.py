@@ -146,17 +146,18 @@ def yielded(loader: str, name: str, ranks: int, workers: int) -> list[list[list[
         shutil.rmtree("kept", ignore_errors=True)  # a cache of samples
         options: dict[str, Any] = {"distributed": (rank, ranks)} if ranks > 1 else {}
         new = partial(kind, TABLE[name], workers, **options)
-        states: list[Any] = []
+        states: dict[int, Any] = {}
         with closing(seeded(new)) as run:
             epochs = [items_of(run.epoch()), [], []]
-            for item in run.epoch():
+            cuts = [len(epochs[0]) // 3, 2 * len(epochs[0]) // 3] if is_resumed and rank == ranks - 1 else []
+            for number, item in enumerate(run.epoch()):
                 epochs[1].append(comparable(item))
-                if is_resumed and rank == ranks - 1:
+                if number in cuts:
                     with suppress(StateError):
-                        states.append(run.state())
+                        states[number] = run.state()
             epochs[2] = items_of(run.epoch())
-        for cut in {len(states) // 3, 2 * len(states) // 3} if states else ():
-            with closing(new(state=states[cut])) as run:
+        for cut, state in states.items():
+            with closing(new(state=state)) as run:
                 assert items_of(run.epoch()) == epochs[1][cut + 1 :], f"resumed after {cut + 1} items, rank {rank}"
         found.append(epochs)
     return found
