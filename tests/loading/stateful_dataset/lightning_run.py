@@ -1,7 +1,7 @@
 """Trains with Lightning in a separate process; a script for test_lightning.py.
 
-It reads the shards in its working folder, and prints the batches that each fit trained on as JSON. With the argument
-``ranks``, two ranks train together.
+It reads the shards in its working folder. Two ranks train together and write what each of them saw, and then this
+process prints the batches that each fit trained on as JSON.
 """
 
 from __future__ import annotations
@@ -179,9 +179,7 @@ def main() -> None:
     for name in ("pytorch_lightning", "lightning_fabric", "lightning"):
         logging.getLogger(name).setLevel(logging.ERROR)
     torch.set_num_threads(1)
-    if sys.argv[1] == "ranks":
-        of_ranks()
-        return
+    of_ranks()
     length = int(sys.argv[1])
     found = {name: resume(name, length, [2, length, length + 3]) for name in LOADERS}
     with warnings.catch_warnings(record=True) as caught:

@@ -19,26 +19,23 @@ LENGTH = 8
 KEYS = sorted(f"{shard}-{number}" for shard in range(4) for number in range(10))
 
 
-@pytest.fixture
-def shards(tmp_path: Path) -> Path:
-    write_numbered(tmp_path, [10] * 4)
-    return tmp_path
-
-
-def run(folder: Path, argument: str) -> str:
-    command = [sys.executable, "-W", "ignore", SCRIPT, argument]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Run the script, and return its folder and its output; importing Lightning takes longer than its training."""
+    folder = tmp_path_factory.mktemp("lightning")
+    write_numbered(folder, [10] * 4)
+    command, environment = [sys.executable, "-W", "ignore", SCRIPT, str(LENGTH)], {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return folder, done.stdout
 
 
 def keys_of(batches: list[list[str]]) -> list[str]:
     return sorted(chain(*batches))
 
 
-def test_a_fit_resumes_from_its_checkpoints_with_the_exact_batches(shards: Path) -> None:
-    told = json.loads(run(shards, str(LENGTH)).splitlines()[-1])
+def test_a_fit_resumes_from_its_checkpoints_with_the_exact_batches(ended: tuple[Path, str]) -> None:
+    told = json.loads(ended[1].splitlines()[-1])
     assert set(told["loaders"]) == {"DataLoader2", "StatefulDataLoader", "DataLoader", "indexed DataLoader2"}
     for name, found in told["loaders"].items():
         whole: list[Any] = found["whole"]
@@ -52,10 +49,9 @@ def test_a_fit_resumes_from_its_checkpoints_with_the_exact_batches(shards: Path)
     assert len(warned) >= 3  # of each loader
 
 
-def test_ranks_share_the_data(shards: Path) -> None:
-    run(shards, "ranks")
+def test_ranks_share_the_data(ended: tuple[Path, str]) -> None:
     by_default, indexed, map_style = (
-        [json.loads(shards.joinpath(f"{name}-{rank}.json").read_text()) for rank in range(2)]
+        [json.loads(ended[0].joinpath(f"{name}-{rank}.json").read_text()) for rank in range(2)]
         for name in ("by default", "indexed", "map style")
     )
     assert keys_of([batch for rank in by_default for batch in rank["seen"]]) == sorted(3 * KEYS)
