@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from operator import itemgetter
 from typing import Any
 
@@ -106,13 +106,13 @@ def sources_of(stage: Any) -> Iterator[Any]:
 
     torch's own traversal pickles all collections of a stage, which may contain functions.
     """
-    return (source for value in getattr(stage, "__dict__", {}).values() for source in _pipes(value))
+    return _pipes(getattr(stage, "__dict__", {}).values())
 
 
-def _pipes(value: Any) -> Iterator[Any]:
-    # Not isinstance: for each new type, an abstract class checks all of its subclasses, which takes milliseconds.
-    if not _PIPES.isdisjoint(type(value).__mro__):
-        yield value
-    elif isinstance(value, dict | list | tuple) and len(value) <= _MAX_SOURCES:
-        for each in itertools.chain(value, value.values()) if isinstance(value, dict) else value:
-            yield from _pipes(each)
+def _pipes(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        # Not isinstance: for each new type, an abstract class checks all of its subclasses, which takes milliseconds.
+        if not _PIPES.isdisjoint(type(value).__mro__):
+            yield value
+        elif isinstance(value, (dict, list, tuple)) and len(value) <= _MAX_SOURCES:
+            yield from _pipes(itertools.chain(value, value.values()) if isinstance(value, dict) else value)
