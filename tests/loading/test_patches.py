@@ -92,7 +92,7 @@ def test_every_patch_is_listed_with_its_fault() -> None:
     )
 
 
-# The reason is determined in an interpreter without other imports.
+# The reason is determined in an interpreter without other imports than torch's, which take seconds.
 
 ABSENT = "torchdata is not installed, or has no DataLoader2"
 REASONS = {
@@ -107,21 +107,32 @@ REASONS = {
 }
 
 
-@pytest.mark.parametrize("case", REASONS)
-def test_torchdata_is_left_alone(case: str) -> None:
-    setup, reason, is_logged = REASONS[case]
-    code = f"""
-import json, logging, sys
+#: Runs each case, whose setups are its arguments, in a fork.
+PROGRAM = """
+import json, logging, os, sys
 from torch.utils.data import IterDataPipe
-{setup}
+setup = next((each for each in sys.argv[1:] if not os.fork() or not os.wait()), "sys.exit()")
+exec(setup)
 logged = []
 logging.getLogger("wds_datapipes").addHandler(handler := logging.Handler())
 handler.emit = lambda record: logged.append(record.getMessage())
 from wds_datapipes.loading.torchdata_patches import patches
 print(json.dumps([[patch[2:] for patch in patches.list_patches()], logged]))
 """
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
-    states, logged = json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    """The patches and the logged lines of each case."""
+    command = [sys.executable, "-W", "ignore", "-c", PROGRAM, *(setup for setup, *_ in REASONS.values())]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return dict(zip(REASONS, map(json.loads, done.stdout.splitlines()), strict=True))
+
+
+@pytest.mark.parametrize("case", REASONS)
+def test_torchdata_is_left_alone(case: str, found: dict[str, Any]) -> None:
+    _, reason, is_logged = REASONS[case]
+    states, logged = found[case]
     assert len(states) == 7
     assert all(not applied and reason in why for applied, why in states[:5])
     assert [applied for applied, _ in states[5:]] == [
