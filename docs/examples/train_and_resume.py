@@ -105,7 +105,7 @@ def main() -> None:
             seen = [key for each in found for key in each["seen"]]
         loader.load_state_dict(merge_states([each["data"] for each in found]))
         if rank == 0:
-            print(f"{ranks} ranks resume from step {step}, saved by {len(found)} ranks", flush=True)
+            print(f"Resuming from step {step} (world size: {len(found)} before, {ranks} now)", flush=True)
 
     for number in range(epoch, args.epochs):
         for keys, inputs, targets in synchronize_batches(loader):

@@ -246,7 +246,7 @@ class TestFaults:
             ("different groups", {0, 1, 2, 3}, "shares the data between 2 ranks, and rank 0 shares the data between 4"),
             ("no seed with a pair", {0, 1, 2, 3}, r"The loader has no seed.* Call loader\.seed\(n\)"),
             ("a queue of shards", {0, 1, 2, 3}, "4 ranks share the data between 2, .* DirectoryShards"),
-            ("an uneven batch", {0, 1, 2, 3}, "batch_size of 7, which 2 ranks cannot share evenly"),
+            ("an uneven batch", {0, 1, 2, 3}, "batch_size of 7, which is not divisible by its 2 ranks"),
             (
                 "a rank without a loader",
                 {0, 1, 2},

@@ -214,7 +214,7 @@ def test_fields_are_read_where_they_are(tmp_path: Path) -> None:
     ("batch", "error", "message"),
     [
         (51, EmptySourceError, "has 50 samples, but a global batch takes 51, so an epoch would be empty"),
-        (50, ValueError, "a global_batch_size of 50, which 3 ranks cannot share evenly. Choose a multiple of 3"),
+        (50, ValueError, "a global_batch_size of 50, which is not divisible by its 3 ranks. Choose a multiple of 3"),
     ],
 )
 def test_data_that_makes_no_batch_is_refused_on_every_rank(

@@ -96,8 +96,8 @@ class BatchShare:
     def __post_init__(self) -> None:
         if self.batch % self.ranks:
             raise ValueError(
-                f"IndexedSamples has a global_batch_size of {self.batch}, which {self.ranks} ranks cannot share "
-                f"evenly. Choose a multiple of {self.ranks}"
+                f"IndexedSamples has a global_batch_size of {self.batch}, which is not divisible by its {self.ranks} "
+                f"ranks. Choose a multiple of {self.ranks}"
             )
         if self.count < self.batch and self.remainder == "drop":
             raise EmptySourceError(
