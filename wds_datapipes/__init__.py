@@ -1,4 +1,4 @@
-"""Train from WebDataset tar shards on torchdata DataPipes.
+"""Train from WebDataset tar shards with PyTorch DataPipes.
 
 Importing this package registers its stages as methods of every ``IterDataPipe``, such as ``.load_wds_shards()``, and
 patches defects of torchdata's reading service, which `list_patches` lists. The stage classes are in

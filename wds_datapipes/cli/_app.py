@@ -203,7 +203,7 @@ def print_commands(first_word: str) -> None:
     parser = CommandParser(
         PROGRAM,
         usage="%(prog)s COMMAND ...",
-        description="Train from WebDataset tar shards with torchdata DataPipes.",
+        description="Train from WebDataset tar shards with PyTorch DataPipes.",
         epilog="COMMAND --help describes the options of a command, and -V prints the version.",
         add_help=False,
     )
