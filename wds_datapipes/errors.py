@@ -35,7 +35,7 @@
     ├── ErrorBudgetError (RuntimeError)          a stage has skipped more items than allowed
     ├── CacheError (RuntimeError)                a cache cannot be written, is damaged, or belongs to another pipeline
     ├── WorkerDiedError (RuntimeError)           a worker process ended without a result
-    ├── WorkerTimeoutError (TimeoutError)        a worker process has sent nothing within its time-out
+    ├── WorkerTimeoutError (TimeoutError)        a worker process has sent nothing within its timeout
     └── RankLostError (RuntimeError)             another rank of a distributed run has failed, left, or is silent
 
 Each error takes a single message that contains all facts: when an exception crosses a process boundary, torch rebuilds
@@ -206,7 +206,7 @@ class WorkerDiedError(WdsError, RuntimeError):
 
 
 class WorkerTimeoutError(WdsError, TimeoutError):
-    """A worker process has sent nothing within its time-out."""
+    """A worker process has sent nothing within its timeout."""
 
 
 class RankLostError(WdsError, RuntimeError):

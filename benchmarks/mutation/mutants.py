@@ -94,7 +94,7 @@ def changes(node: ast.AST) -> Iterator[tuple[str, ast.expr | ast.stmt, ast.expr 
     match node:
         case ast.If(test=test) | ast.IfExp(test=test):
             yield from forced(test, [True, False])
-        case ast.While(test=test):  # forced to be true, most loops would only run into the time-out
+        case ast.While(test=test):  # forced to be true, most loops would only run into the timeout
             yield from forced(test, [False])
         case ast.comprehension(ifs=tests):
             for test in tests:

@@ -22,7 +22,7 @@ from coverage.types import TConfigurable
 
 #: A file with one line for each test that ended: its name, seconds, and whether it failed.
 JOURNAL = "MUTATION_JOURNAL"
-#: A file with the names of the tests to run and their time-outs in seconds, in their order.
+#: A file with the names of the tests to run and their timeouts in seconds, in their order.
 SELECTION = "MUTATION_SELECTION"
 #: A folder for the files that contain the name of the current test, and the file of this process.
 CURRENT_TESTS, CURRENT_TEST = "MUTATION_CURRENT_TESTS", "MUTATION_CURRENT_TEST"
@@ -53,7 +53,7 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the chosen tests, in their order, each with its time-out."""
+    """Keep the chosen tests, in their order, each with its timeout."""
     if SELECTION not in os.environ:
         return
     seconds = json.loads(Path(os.environ[SELECTION]).read_text(encoding="utf-8"))

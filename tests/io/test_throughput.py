@@ -1,4 +1,4 @@
-"""Slow stores: reads that almost stall are abandoned and retried, and each library is given its time-outs."""
+"""Slow stores: reads that almost stall are abandoned and retried, and each library is given its timeouts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def begins(proxy: FaultProxy) -> list[int]:
 
 
 def test_a_dripping_response_is_resumed_over_another_connection(proxy: FaultProxy, url: str) -> None:
-    # Each byte arrives well within the time-out of a read.
+    # Each byte arrives well within the timeout of a read.
     proxy.faults[:] = [Fault(at=20_000, how="drip")] * 2
     samples = list(ShardList([url]).load_wds_shards(timeout_s=1, read_ahead=0).group_samples())
     assert [(sample["__key__"], sample["bin"]) for sample in samples] == [(s["__key__"], s["bin"]) for s in SAMPLES]
@@ -112,7 +112,7 @@ def test_a_report_states_which_worker_waited_for_stores(proxy: FaultProxy, url: 
     assert len(report.workers) == 2
     assert all(size <= worker.fetched_bytes <= size + 2000 for worker in report.workers)
     assert max(worker.fetching_s for worker in report.workers) >= 1
-    # The time-out counts as a retry, not as time that a report attributes to stores.
+    # The timeout counts as a retry, not as time that a report attributes to stores.
     assert report.total.figures[f"retries/{store_of(url)}"] == report.total.retries >= 1
     assert report.as_dict()[f"fetched_bytes_per_s/{store_of(url)}"] > 0
     assert " came from stores, in " in str(report)
@@ -122,7 +122,7 @@ def test_a_report_states_which_worker_waited_for_stores(proxy: FaultProxy, url: 
 
 
 class Blocks(fsspec.AbstractFileSystem):  # type: ignore[misc]  # it carries no types
-    """A library without time-outs, which requests files only by name."""
+    """A library without timeouts, which requests files only by name."""
 
     protocol = "blocks"
     body: bytes

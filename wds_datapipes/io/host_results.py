@@ -49,7 +49,7 @@ def share_on_host(action: str, compute: Compute[T], *facts: object) -> T:
         facts: the values on which the result depends.
 
     Raises:
-        RankLostError: the rank that calls the function has made no progress within the time-out of the process group.
+        RankLostError: the rank that calls the function has made no progress within the timeout of the process group.
     """
     if (store := _store()) is None:
         return compute(str)

@@ -68,7 +68,7 @@ def open_url(url: str, /, *, allow_local_files: bool = True, **options: Any) -> 
 
 
 def _users_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Return options for a registered opener: time-outs and retries in the storage options become arguments."""
+    """Return options for a registered opener: timeouts and retries in the storage options become arguments."""
     options = {name: value for name, value in options.items() if name != "counters" and value is not None}
     given = options.get("storage_options")
     if not given or given.keys().isdisjoint(STORE_OPTIONS):

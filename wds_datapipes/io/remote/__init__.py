@@ -1,1 +1,1 @@
-"""Reading from web servers, object stores and SFTP: retries, time-outs and range requests."""
+"""Reading from web servers, object stores and SFTP: retries, timeouts and range requests."""

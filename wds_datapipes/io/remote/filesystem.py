@@ -55,7 +55,7 @@ def _hold_filesystems() -> None:
     """Hold references to the cached file systems during a fork, because fsspec drops them in the child.
 
     Dropping them would close connections and unregister them from the event poll that both processes share: the parent
-    would miss responses until its time-out. fsspec drops them in a fork hook, so only a hook before it can hold them.
+    would miss responses until its timeout. fsspec drops them in a fork hook, so only a hook before it can hold them.
     """
     kinds = {*registry.values()}
     _inherited.append([instance for kind in kinds for instance in [*getattr(kind, "_cache", {}).values()]])
@@ -181,7 +181,7 @@ class RemotePath:
             self.forget_listing()
             return self.filesystem_of_file().info(self.path)
 
-        # The time-outs of libraries hold for each byte, and a server may send a response byte by byte.
+        # The timeouts of libraries hold for each byte, and a server may send a response byte by byte.
         return cast("Mapping[str, Any]", self.call(lambda: wait_for(start_call(request), silent_after(self.timeout_s))))
 
     def reason(self, error: Exception) -> str:
@@ -245,16 +245,16 @@ def store_of(url: str) -> str:
 TIMEOUT_S = 30.0
 #: Retries for one shard, and the total seconds of their pauses.
 RETRIES, RETRY_S = 10, 300.0
-#: A store has failed if it does not respond for this many seconds or two time-outs, whichever is longer.
+#: A store has failed if it does not respond for this many seconds or two timeouts, whichever is longer.
 SILENT_S = 60.0
-#: The total time-out of a request to Google Cloud Storage in seconds: aiohttp's default.
+#: The total timeout of a request to Google Cloud Storage in seconds: aiohttp's default.
 GOOGLE_REQUEST_S = 300.0
 
 
 def split_timeouts(
     storage_options: Mapping[str, Any] | None, timeout_s: float | None = None, retries: int | None = None
 ) -> tuple[dict[str, Any], float | None, int]:
-    """Separate the time-out and the number of retries from the storage options; the arguments take precedence.
+    """Separate the timeout and the number of retries from the storage options; the arguments take precedence.
 
     >>> split_timeouts({"anon": True, "timeout_s": 5, "retries": 2}, retries=3)
     ({'anon': True}, 5, 3)
@@ -285,7 +285,7 @@ def silent_after(timeout_s: float) -> float:
 
 
 def with_timeouts(scheme: str, options: Mapping[str, Any], timeout_s: float | None) -> dict[str, Any]:
-    """Add time-outs to storage options, in the form that the library of a scheme expects.
+    """Add timeouts to storage options, in the form that the library of a scheme expects.
 
     >>> with_timeouts("s3", {"anon": True}, 20)
     {'anon': True, 'config_kwargs': {'signature_version': 's3v4', 'connect_timeout': 20, 'read_timeout': 20}}
@@ -295,7 +295,7 @@ def with_timeouts(scheme: str, options: Mapping[str, Any], timeout_s: float | No
     Args:
         scheme: the scheme of the URL.
         options: the user's options, which take precedence.
-        timeout_s: the time-out in seconds; None means the default of the library, or `TIMEOUT_S` if it has none.
+        timeout_s: the timeout in seconds; None means the default of the library, or `TIMEOUT_S` if it has none.
     """
     if scheme in ("s3", "s3a"):
         limits = {} if timeout_s is None else {"connect_timeout": timeout_s, "read_timeout": timeout_s}

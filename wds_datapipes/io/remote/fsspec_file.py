@@ -1,4 +1,4 @@
-"""Files opened by fsspec, read in blocks that have time-outs and belong to the same version of the file."""
+"""Files opened by fsspec, read in blocks that have timeouts and belong to the same version of the file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: Bytes per range request.
 BLOCK_BYTES = 8 << 20
-#: The time-out of a block, as a multiple of the time-out of a byte.
+#: The timeout of a block, as a multiple of the timeout of a byte.
 BLOCK_TIMEOUTS = 10
 
 #: The names by which fsspec's file systems report the version of a file.
