@@ -206,7 +206,7 @@ class FunctionStage(EngineStage[T_co]):
         self._options = OpaqueValue(options)
 
     def function_options(self) -> dict[str, Any]:
-        """Return the arguments of the function for the iteration that begins."""
+        """Return the arguments of the function for a new iteration."""
         known = {"on_error": self.counted_errors} if "on_error" in self._options.value else {}
         return {**self._options.value, **known}
 
@@ -268,7 +268,7 @@ class CountingStage(FunctionStage[T_co], SnapshotStage[T_co]):
         self._loaded = ItemCounter(state.get("passed", 0), again)
 
     def function_options(self) -> dict[str, Any]:
-        """Return the arguments of the function for the iteration that begins."""
+        """Return the arguments of the function for a new iteration."""
         known = {"counter": self._start_progress(ItemCounter()), "position": position_reader_of(self.source)}
         return {**self._options.value, **known}
 

@@ -12,7 +12,7 @@ from wds_datapipes.loading.distributed import Ranks
 from wds_datapipes.loading.report import LOGGER, LoadingReport, WorkerReport, log_stragglers
 from wds_datapipes.loading.workers.loop_items import LoopItems
 
-#: How long to wait for a running callback when the loader ends, in seconds.
+#: How long to wait for a running callback when the loader shuts down, in seconds.
 CLOSE_S = 1.0
 
 

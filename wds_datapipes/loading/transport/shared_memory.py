@@ -201,7 +201,7 @@ PAGE = np.dtype([("numbers", "f8", 4), ("figures", [("name", "S96"), ("amount", 
 class StatusPage:
     """The status of a process, which it writes and another process reads without any synchronization.
 
-    Numbers are never read half written, but the text may be if it is read while it changes. Figures are numbers with
+    A number is always read whole, but the text may be torn if it is read while it changes. Figures are numbers with
     names; a page has room for 64 of them, and further ones are not published.
 
     Args:

@@ -83,7 +83,7 @@ class BufferingStage(FunctionStage[T_co], SnapshotStage[T_co]):
         return SampleBuffer(waiting, state.get("cut", 0))
 
     def function_options(self) -> dict[str, Any]:
-        """Return the arguments of the function for the iteration that begins."""
+        """Return the arguments of the function for a new iteration."""
         known = {"buffer": self._start_progress(self._progress({})), "position": position_reader_of(self.source)}
         return {**super().function_options(), **known}
 
@@ -151,7 +151,7 @@ class SampleShuffler(SeededStage, BufferingStage[Sample]):
         return len(self.source)
 
     def function_options(self) -> dict[str, Any]:
-        """Return the arguments of the function for the iteration that begins."""
+        """Return the arguments of the function for a new iteration."""
         known = super().function_options()
         if not self._enabled:
             known["buffer_size"] = 1

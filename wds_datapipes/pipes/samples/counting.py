@@ -70,7 +70,7 @@ class SampleRsampler(SeededStage, CountingStage[Any]):
         self._rng.seed(derived_seed("rsample", self.take_seed(), instance.rank, instance.worker))
 
     def function_options(self) -> dict[str, Any]:
-        """Return the arguments of the function for the iteration that begins."""
+        """Return the arguments of the function for a new iteration."""
         return {**super().function_options(), "rng": self._rng}
 
 

@@ -109,7 +109,7 @@ class SeedingStage(SeededStage, FunctionStage[T_co]):
         self._own_seed = self.take_seed()
 
     def function_options(self) -> dict[str, Any]:
-        """Return the arguments of the function for the iteration that begins."""
+        """Return the arguments of the function for a new iteration."""
         instance = find_rank_and_worker(self)
         seeds = SampleSeeds(
             self.seeded_by,

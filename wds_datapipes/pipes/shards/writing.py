@@ -86,5 +86,5 @@ class SampleWriter(FunctionStage[ShardInfo]):
         return write_wds_shards(source, pattern, **options)
 
     def function_options(self) -> dict[str, Any]:
-        """Return the arguments of the function for the iteration that begins."""
+        """Return the arguments of the function for a new iteration."""
         return {**super().function_options(), "share": find_process(self.source)}
