@@ -25,7 +25,7 @@ from nginx_server import Nginx
 
 from wds_datapipes import IndexedSamples
 from wds_datapipes.counters import Counters
-from wds_datapipes.errors import ChangedShardError, ShardError, ShardOpenError, UnsupportedSidecarError
+from wds_datapipes.errors import CacheError, ChangedShardError, ShardError, ShardOpenError, UnsupportedSidecarError
 from wds_datapipes.index import AccessOptions, EpochOptions, IndexOptions, Manifest, build_indexes, read_index
 from wds_datapipes.index.file_format import index_url
 from wds_datapipes.index.reading.dataset_reader import DatasetReader
@@ -380,6 +380,52 @@ def test_closing_aborts_requests_and_leaves_no_thread(
         time.sleep(0.01)
     del samples
     wait_for_read_ahead(before)
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "found"),
+    [
+        (Fault(no_range=True), ShardOpenError, "can only be read sequentially"),
+        (Fault(path="/by-address/1.tar"), ChangedShardError, r"ends before byte \d+, where reading should continue"),
+    ],
+)
+def test_the_first_range_shows_a_server_without_ranges_and_a_shorter_shard(
+    proxy: FaultProxy, shards: tuple[str, Path], fault: Fault, kind: type[ShardError], found: str
+) -> None:
+    proxy.faults[:] = [fault] * 10
+    proxy.asked.clear()
+    counters = Counters()
+    with DatasetReader(urls_of(proxy.port), SIZES, AccessOptions(index_dir=shards[1]), counters=counters) as reader:
+        (item,) = reader.stream([(np.array([0]), np.array([29]))])
+    assert isinstance(item, kind)
+    assert re.search(found, str(item))
+    assert len(proxy.asked) == 2  # the sample is read once more, without others
+    assert not [name for name in counters.figures() if name.startswith("retries")]
+
+
+def test_a_shard_that_fails_to_open_ahead_of_an_epoch_is_opened_again(
+    proxy: FaultProxy, shards: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it fails after the epoch has begun."""
+    opened, begun, calls = DatasetReader._open, threading.Event(), list[int]()
+
+    def fail_once(reader: DatasetReader, shard: int) -> SampleReader:
+        calls.append(shard)
+        if len(calls) == 1:
+            begun.wait()
+            raise CacheError("there is no space yet")
+        return opened(reader, shard)
+
+    monkeypatch.setattr(DatasetReader, "_open", fail_once)
+    access = AccessOptions(index_dir=shards[1])
+    with DatasetReader(urls_of(proxy.port), SIZES, access) as reader:
+        reader.open_next(following := DatasetReader(urls_of(proxy.port), SIZES, access), [2])
+        with following:
+            following.begin(Counters())
+            begun.set()
+            items = [*following.stream([(np.full(20, 2), np.arange(20))])]
+    assert [fields_of(item) for item in items if isinstance(item, dict)] == SAMPLES[2]
+    assert calls == [2, 2]
 
 
 def test_a_server_that_never_answers_holds_up_only_its_own_samples(

@@ -106,7 +106,7 @@ class DatasetReader:
         self.cache = (
             None if access.cache_dir is None else CacheFolder(access.cache_dir, access.cache_bytes, priority=priority)
         )
-        self._is_ahead, self._opened_ahead = False, set[int]()
+        self._is_ahead = False
         self._next: DatasetReader | None = None
         self._next_lock = threading.Lock()
         self.is_closed = False
@@ -249,9 +249,6 @@ class DatasetReader:
     def _reader(self, shard: int) -> SampleReader:
         self._open_soon([shard])
         opened = self._readers.pop(shard)
-        if shard in self._opened_ahead and (opened.cancelled() or opened.exception() is not None):
-            self._opened_ahead.remove(shard)
-            return self._reader(shard)  # there may be space for it now
         reader = opened.result()
         self._readers[shard] = opened
         return reader
@@ -269,11 +266,13 @@ class DatasetReader:
 
     def begin(self, counters: Counters) -> None:
         """Begin an epoch, and record the use of the copies of shards that were opened ahead."""
-        self.counters, self._is_ahead, self._opened_ahead = counters, False, {*self._readers}
-        if (cache := self.cache) is not None:
-            for shard in self._readers:
-                with suppress(OSError):  # there is no copy of a local shard, or of one that could not be opened
-                    stamp(cache.path, cache.entry(self._urls[shard]).facts_path)
+        self.counters, self._is_ahead = counters, False
+        for shard, opened in [*self._readers.items()]:
+            if opened.done() and (opened.cancelled() or opened.exception() is not None):
+                del self._readers[shard]
+            elif self.cache is not None:
+                with suppress(OSError):  # there is no copy of a local shard
+                    stamp(self.cache.path, self.cache.entry(self._urls[shard]).facts_path)
 
     def close(self) -> None:
         """Close all shards and abort the requests that read ahead."""
