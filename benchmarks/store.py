@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import os
 import re
 import shutil
@@ -21,7 +22,6 @@ import time
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import BinaryIO
 from urllib.parse import parse_qs, unquote
 from urllib.request import urlopen
 
@@ -91,7 +91,7 @@ class Store:
         await asyncio.sleep(self._latency_s)
         name, _, query = target.partition("?")
         path = f"{self._folder}/{unquote(name).strip('/')}"
-        if "list-type=2" in query:
+        if "list-type=2" in query and Path(path).is_dir():
             body = _list(Path(path), parse_qs(query))
             await _send_head(connection, "200 OK", len(body), "Content-Type: application/xml")
             await asyncio.get_running_loop().sock_sendall(connection, body)
@@ -110,7 +110,7 @@ class Store:
         if method != "HEAD":
             await self._send(connection, file, start, end)
 
-    async def _send(self, connection: socket.socket, file: BinaryIO, start: int, end: int) -> None:
+    async def _send(self, connection: socket.socket, file: io.FileIO, start: int, end: int) -> None:
         wait, begin, at = asyncio.get_running_loop().sock_sendfile, time.perf_counter(), start
         while at < end:
             try:
@@ -123,9 +123,9 @@ class Store:
 
 
 @lru_cache(maxsize=512)
-def _opened(path: str) -> tuple[BinaryIO, int]:
+def _opened(path: str) -> tuple[io.FileIO, int]:
     """Return a file and its size; cached, because opening it takes longer than the rest of a response."""
-    file = Path(path).open("rb")  # noqa: SIM115  it stays open
+    file = io.FileIO(path)
     return file, os.fstat(file.fileno()).st_size
 
 

@@ -164,7 +164,7 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Blocks]]:
     del _registry["blocks"]
 
 
-def test_a_stalled_library_without_time_outs_is_abandoned(blocks: type[Blocks]) -> None:
+def test_a_stalled_library_without_timeouts_is_abandoned(blocks: type[Blocks]) -> None:
     hangs, asked = threading.Event(), []
 
     def hang_once(block: int) -> None:
@@ -227,7 +227,7 @@ def seconds_of(filesystem: Any) -> tuple[float, float]:
     return config.connect_timeout, config.read_timeout
 
 
-def test_the_client_of_s3_has_the_time_outs(s3_store: Any) -> None:
+def test_the_client_of_s3_has_the_timeouts(s3_store: Any) -> None:
     options = {**s3_store.options(), "skip_instance_cache": True}
     own = {**options, "config_kwargs": {"read_timeout": 3, "max_pool_connections": 5}}
     for given, timeout_s, expected in [(options, 7.5, (7.5, 7.5)), (own, 7.5, (7.5, 3)), (options, None, (5, 15))]:
@@ -252,14 +252,14 @@ def test_the_client_of_s3_has_the_time_outs(s3_store: Any) -> None:
         ("gs", {"session_kwargs": {"timeout": 5}}, {"session_kwargs": {"timeout": 5}}, None),
     ],
 )
-def test_each_library_gets_its_time_outs_unless_the_user_has_set_them(
+def test_each_library_gets_its_timeouts_unless_the_user_has_set_them(
     scheme: str, own: dict[str, Any], expected: dict[str, Any], by_default: dict[str, Any] | None
 ) -> None:
     assert with_timeouts(scheme, own, 7) == expected
     assert with_timeouts(scheme, own, None) == (own if by_default is None else by_default)
 
 
-def test_the_client_of_gs_gets_the_time_outs_of_aiohttp() -> None:
+def test_the_client_of_gs_gets_the_timeouts_of_aiohttp() -> None:
     from aiohttp import ClientTimeout
 
     for timeout_s, seconds in ((7, 7), (None, TIMEOUT_S)):

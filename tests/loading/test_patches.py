@@ -111,7 +111,12 @@ REASONS = {
 PROGRAM = """
 import json, logging, os, sys
 from torch.utils.data import IterDataPipe
-setup = next((each for each in sys.argv[1:] if not os.fork() or not os.wait()), "sys.exit()")
+for setup in sys.argv[1:]:
+    if not os.fork():
+        break
+    os.wait()
+else:
+    sys.exit()
 exec(setup)
 logged = []
 logging.getLogger("wds_datapipes").addHandler(handler := logging.Handler())

@@ -128,7 +128,7 @@ class RemoteFile:
                 self._compare(opened, start)
                 stack.pop_all()
         except UnexpectedResponseError as error:
-            raise_alone(self._changed_error(str(error)))
+            raise_alone(self._unexpected_error(str(error)))
         except Exception as error:
             if status_of(error) == 416:
                 raise_alone(self._shorter_error(start))
@@ -162,7 +162,7 @@ class RemoteFile:
             self.head = bytes(head[: run_steps(fill(opened.file, memoryview(head)))])
         return True
 
-    def _changed_error(self, found: str) -> ShardError:
+    def _unexpected_error(self, found: str) -> ShardError:
         if self.version is None:
             return ShardOpenError(f"{self._remote.name} can only be read sequentially: {found}")
         return ChangedShardError(
