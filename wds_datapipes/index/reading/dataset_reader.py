@@ -185,7 +185,7 @@ class DatasetReader:
         streams = {
             shard: self._read_each(shard, numbers[places], parts[places], plans[shard]) for shard, places in own.items()
         }
-        items = (next(streams[shard]) for shard in shards.tolist()) if len(own) > 1 else streams[int(shards[0])]
+        items = map(next, map(streams.__getitem__, shards.tolist())) if len(own) > 1 else streams[int(shards[0])]
         for part, (start, stop) in enumerate(pairwise(stops)):
             those = {*shards[start:stop].tolist()}
             begin = partial(_begin, part, [plans[shard] for shard in those], islice(items, stop - start))

@@ -344,7 +344,8 @@ class PlannedReads:
     def __init__(self, reader: SampleReader, plan: ReadPlan, submit: Submit | None, *, is_ascending: bool) -> None:
         self._reader, self._ranges, self._plan, self._submit = reader, reader._ranges, plan, submit
         self._is_ascending = is_ascending
-        self._held: dict[int, Future[list[bytes]] | list[bytes]] = {}
+        self._requests: dict[int, Future[list[bytes]]] = {}
+        self._held: dict[int, bytes] = {}  # by the number of the range
         self._part = -1
 
     def request(self, part: int) -> None:
@@ -352,7 +353,7 @@ class PlannedReads:
         if self._submit is not None:
             parts = self._plan.parts
             for request in range(bisect_left(parts, part), bisect_right(parts, part)):
-                self._held[request] = self._submit(self._take(request))
+                self._requests[request] = self._submit(self._take(request))
 
     def _take(self, request: int) -> Steps[list[bytes]]:
         """Read the ranges of a request at once."""
@@ -372,15 +373,13 @@ class PlannedReads:
         request = plan.requests[number]
         if self._submit is None and not plan.is_held[request]:
             return self._ranges.read(plan.starts[number], plan.stops[number])
-        part = plan.parts[request]
-        if part != self._part or (self._is_ascending and request not in held):
-            self._part, first = part, request if self._is_ascending else bisect_left(plan.parts, part)
-            for each in [each for each in held if each < first]:
-                del held[each]
-        if request not in held:
-            held[request] = run_steps(self._take(request))
-        found = held[request]
-        return (found.result() if isinstance(found, Future) else found)[number - plan.firsts[request]]
+        if self._is_ascending or plan.parts[request] != self._part:
+            self._part = plan.parts[request]
+            held.clear()
+        task = self._requests.get(request)
+        held.update(enumerate(run_steps(self._take(request)) if task is None else task.result(), plan.firsts[request]))
+        self._requests.pop(request, None)
+        return held[number]
 
     def samples(self, first: int = 0) -> Iterator[Sample]:
         """Yield the samples from number ``first`` of the plan on.
@@ -389,7 +388,7 @@ class PlannedReads:
             ShardError: a sample cannot be read.
             ChangedShardError: the name or size in the header of a field differs from the index.
         """
-        plan, read, extra = self._plan, self._read, self._reader.extra
+        plan, held, extra = self._plan, self._held, self._reader.extra
         columns = zip(plan.names, plan.suffixes, plan.members, plan.ranges, plan.begins, plan.ends, strict=True)
         members = islice(columns, sum(plan.counts[:first]), None)
         empty: Sample = {"__key__": "", "__url__": self._ranges.url}
@@ -405,7 +404,7 @@ class PlannedReads:
                     raw_key = key.encode("utf-8", "surrogateescape")
                 for name, suffix, member, number, begin, end in islice(members, count):
                     if number != current:
-                        current, data = number, read(number)
+                        current, data = number, held.get(number) or self._read(number)
                     if not (
                         begin
                         and data.startswith(raw_key + suffix, begin - BLOCK)

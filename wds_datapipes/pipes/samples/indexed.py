@@ -260,11 +260,11 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         if is_first := not any(self._instance()[1::2]):  # the first worker of the first rank
             self._warn_of_costs()
         order = self.order_of_epoch()
-        (self._done, self._rest, again), self._loaded = self._loaded or (0, WHOLE_EPOCH, ()), None
+        (done, self._rest, again), self._loaded = self._loaded or (0, WHOLE_EPOCH, ()), None
+        self._done, left = done, len(again)
         policy = ErrorPolicy(self.counted_errors, "IndexedSamples")
         substitutes = self.remainder != "keep"
         marks = self.remainder == "pad" or (substitutes and (bool(self.exclusions) or not policy.always_raises))
-        left = len(again)
         with self._shards.open(self.counters) as readers:
             chunks = chain([np.array(again, np.int64)], self._positions(readers, self._share(self._rest), self._done))
             samples = EpochSamples(self._shards, readers, order, substitutes=substitutes)
@@ -272,7 +272,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
                 if left:
                     left -= 1
                 else:
-                    self._done += 1
+                    self._done = done = done + 1
                 if sample is not None:
                     if marks:
                         sample[PADDING_MARK] = is_substitute or self._position >= len(order)
