@@ -104,6 +104,9 @@ def test_the_fingerprint_changes_with_any_shard(manifest: Manifest) -> None:
         (lambda facts: facts.update(fingerprint="0" * 64), "its totals or its fingerprint"),
         (lambda facts: facts["shards"][0].__setitem__(1, "3"), r"its entry \{.*'samples': '3'.*\} is not valid"),
         (lambda facts: facts["shards"][0].__setitem__(1, 1 << 63), "is not valid"),
+        (lambda facts: facts["shards"][0].__setitem__(1, -1), "its entry .*'samples': -1.* is not valid"),
+        (lambda facts: facts["shards"][0].__setitem__(1, True), "its entry .*'samples': True.* is not valid"),
+        (lambda facts: facts["shards"][0].__setitem__(2, 3.0), "its entry .*'bytes': 3.0.* is not valid"),
         (lambda facts: facts["shards"][0].__setitem__(0, "a\0b"), "is not valid"),
         (lambda facts: facts["shards"][0].__setitem__(0, 3), ""),
         (lambda facts: facts["shards"][0].__setitem__(3, "ABC"), "is not valid"),
@@ -149,13 +152,14 @@ def test_a_manifest_of_many_shards_is_read_in_parts(tmp_path: Path, tracing: Any
 
 
 @pytest.mark.parametrize("layout", [{}, {"indent": 4}, {"sort_keys": True}, {"separators": (",", ":")}])
-@pytest.mark.parametrize("names", ["{}.tar", "s3://b/{}.tar", "/data/{}.tar", "mixed"])
+@pytest.mark.parametrize(
+    "names", ["{}.tar", "{}/a.tar", "s3://b/{}.tar", "s3://{}/a.tar", "/data/{}.tar", "mixed", "bare"]
+)
 def test_a_manifest_is_read_in_any_layout(layout: dict[str, Any], names: str, tmp_path: Path) -> None:
-    kinds = (
-        ["{}.tar", "a/{}.tar", "s3://b/{}.tar", "/c/{}.tar", "x:{}.tar", "file:/{}"] if names == "mixed" else [names]
-    )
+    mixed = ["{}.tar", "a/{}.tar", "s3://b/{}.tar", "/c/{}.tar", "x:{}.tar", "file:/{}"]
+    kinds = {"mixed": mixed, "bare": ["{}.tar", "-"]}.get(names, [names])
     urls = [kinds[number % len(kinds)].format(number) for number in range(2000)]
-    place, absolute = tmp_path / "manifest.json", ("s3:", "/", "file:")
+    place, absolute = tmp_path / "manifest.json", ("s3:", "/", "file:", "-")
     write_manifest(
         Manifest(ShardInfo(url if url.startswith(absolute) else f"{tmp_path}/{url}", 1, 2) for url in urls), place
     )
@@ -163,6 +167,7 @@ def test_a_manifest_is_read_in_any_layout(layout: dict[str, Any], names: str, tm
     place.write_text(json.dumps(json.loads(place.read_text()), **layout))
     assert read_manifest(place) == manifest
     assert manifest.urls == [url if url.startswith(absolute) else f"{tmp_path}/{url}" for url in urls]
+    assert manifest.fingerprint == Manifest(ShardInfo(url, 1, 2) for url in urls).fingerprint
 
 
 @given(

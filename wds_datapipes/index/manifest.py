@@ -6,9 +6,11 @@ import hashlib
 import json
 import os
 import re
-from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -56,30 +58,29 @@ class Manifest:
 
     def __init__(self, shards: Iterable[Any]) -> None:
         left = map(_facts_of, shards)
-        self._store(zip(*rows, strict=True) for rows in iter(lambda: list(islice(left, ENTRIES)), []))
+        self._store((zip(*rows, strict=True) for rows in iter(lambda: list(islice(left, ENTRIES)), [])), _split_folder)
 
-    def _store(self, blocks: Iterable[Iterable[tuple[Any, ...]]]) -> None:
-        """Store the facts of the shards, which come in blocks of columns."""
-        counts, sizes, digests = array("q"), array("q"), [np.empty(0, "S1")]
-        self._names, digest = list[str](), hashlib.sha256()
+    def _store(self, blocks: Iterable[Any], split: Callable[[Sequence[str]], tuple[str, str]]) -> None:
+        """Store the facts of the shards, which come in blocks of columns, given how to split their URLs."""
+        numbers, digests = [np.empty((2, 0), np.int64)], [np.empty(0, "S1")]
+        self._names, digest = list[tuple[str, str]](), hashlib.sha256()
         for urls, samples, totals, sha256s in blocks:
-            if not _are_valid(urls, samples + totals, sha256s):
+            if (found := _valid_numbers(urls, samples + totals, sha256s)) is None:
                 rows = zip(urls, samples, totals, sha256s, strict=True)
-                invalid = next(row for row in rows if not _are_valid(row[:1], row[1:3], row[3:]))
+                invalid = next(row for row in rows if _valid_numbers(row[:1], row[1:3], row[3:]) is None)
                 raise ValueError(f"its entry {ShardInfo(*invalid)._asdict()} is not valid")
-            names = "\0".join(urls)
-            digest.update(f"{_base_names(names, urls[0])}\0".encode("utf-8", "surrogatepass"))
-            self._names.append(names)
-            counts.extend(samples)
-            sizes.extend(totals)
-            has_digests = any(sha256s)
-            digests.append(
-                np.array([each or "" for each in sha256s], "S64") if has_digests else np.zeros(len(urls), "S1")
-            )
-        self.counts, self.sizes = np.frombuffer(counts, np.int64), np.frombuffer(sizes, np.int64)
+            folder, names = split(urls)
+            self._names.append((folder, names))
+            if "/" in names:
+                names = "\0".join([name[name.rfind("/") + 1 :] for name in names.split("\0")])
+            digest.update(f"{names}\0".encode("utf-8", "surrogatepass"))
+            numbers.append(found.reshape(2, -1))
+            empty = np.zeros(len(urls), "S1")
+            digests.append(np.array([each or "" for each in sha256s], "S64") if any(sha256s) else empty)
+        self.counts, self.sizes = np.concatenate(numbers, axis=1)
         self._digests: npt.NDArray[np.bytes_] = np.concatenate(digests)
-        for column in (self.counts.astype("<i8"), self.sizes.astype("<i8"), self._digests):
-            digest.update(column.tobytes())
+        for column in (self.counts.astype("<i8", copy=False), self.sizes.astype("<i8", copy=False), self._digests):
+            digest.update(column.data)
         self.fingerprint = digest.hexdigest()
 
     def append(self, shards: Iterable[Any]) -> Manifest:
@@ -136,7 +137,7 @@ class Manifest:
     @property
     def urls(self) -> list[str]:
         """The URLs of the shards."""
-        return [url for names in self._names for url in names.split("\0")]
+        return [folder + name for folder, names in self._names for name in names.split("\0")]
 
     def _rows(self) -> Iterator[tuple[str, int, int, str | None]]:
         digests = (each.decode() or None for each in self._digests)
@@ -163,13 +164,14 @@ def _facts_of(shard: Any) -> tuple[Any, Any, Any, Any]:
     return shard.url, shard.samples, shard.bytes, shard.sha256 or None
 
 
-def _base_names(names: str, first: str) -> str:
-    """Return the last parts of URLs, which NUL bytes separate, given the first of them."""
-    folder = first[: first.rfind("/") + 1]
-    count = names.count("\0") + 1
-    if names.count("/") == count * folder.count("/") and f"\0{names}".count(f"\0{folder}") == count:
-        return f"\0{names}".replace(f"\0{folder}", "\0")[1:]  # faster, if they are in the same folder
-    return "\0".join([url[url.rfind("/") + 1 :] for url in names.split("\0")])
+def _split_folder(urls: Sequence[str]) -> tuple[str, str]:
+    """Return the folder of the first of some URLs, if all begin with it, and the rest of each, with NUL bytes between.
+
+    If they are in different folders, the folder is "".
+    """
+    folder, names = urls[0][: urls[0].rfind("/") + 1], "\0".join(urls)
+    rests = "\0".join(map(str.removeprefix, urls, repeat(folder)))
+    return (folder, rests) if len(names) - len(rests) == len(folder) * len(urls) else ("", names)
 
 
 def _sum(column: npt.NDArray[np.int64]) -> int:
@@ -182,11 +184,15 @@ def _place_of(url: str) -> str:
     return url if path is None else str(Path(path).absolute())
 
 
-def _are_valid(urls: Sequence[Any], numbers: Sequence[Any], digests: Sequence[Any]) -> bool:
-    """Whether the facts of several shards are valid; a missing digest is None."""
-    are_counts = {*map(type, numbers)} == {int} and min(numbers) >= 0 and max(numbers) < 1 << 63
-    are_digests = all(each is None or (type(each) is str and DIGEST.fullmatch(each)) for each in {*digests})
-    return {*map(type, urls)} == {str} and "\0" not in "".join(urls) and are_counts and are_digests
+def _valid_numbers(urls: Sequence[Any], numbers: Sequence[Any], digests: Sequence[Any]) -> npt.NDArray[np.int64] | None:
+    """Return the numbers of several shards, or None if any of their facts is invalid; a missing digest is None."""
+    with suppress(TypeError, struct.error):  # names that are no strings, and numbers that are none or too large
+        are_digests = digests.count(None) == len(digests) or all(map(DIGEST.fullmatch, {*digests} - {None}))
+        found = np.frombuffer(struct.pack(f"{len(numbers)}q", *numbers), np.int64)  # faster than np.array
+        least = found[found.argmin()]  # if that of integers is more than 1, none is a bool
+        if are_digests and "\0" not in "".join(urls) and least >= 0 and (least > 1 or bool not in map(type, numbers)):
+            return found
+    return None
 
 
 def write_manifest(
@@ -203,18 +209,10 @@ def write_manifest(
         MissingSidecarError: the file cannot be written.
     """
     folder = folder_of(os.fspath(url))
-    facts = {
-        "format": FORMAT,
-        "version": VERSION,
-        "fingerprint": manifest.fingerprint,
-        "samples": manifest.samples,
-        "bytes": manifest.bytes,
-        "shards": [],
-    }
+    totals = {name: getattr(manifest, name) for name in ("fingerprint", "samples", "bytes")}
+    facts = {"format": FORMAT, "version": VERSION, **totals, "shards": []}
     before, after = json.dumps(facts, indent=1).rsplit("]", 1)
-    rows = [
-        json.dumps([within(folder, shard), *numbers], separators=(",", ":")) for shard, *numbers in manifest._rows()
-    ]
+    rows = [json.dumps([within(folder, shard), *rest], separators=(",", ":")) for shard, *rest in manifest._rows()]
     text = f"{before}\n  {NEXT_SHARD[:-1].decode().join(rows)}\n ]{after}\n"
     write_sidecar(os.fspath(url), text.encode(), storage_options)
 
@@ -240,26 +238,23 @@ def read_manifest(
     check_url(path, allow_local_files=allow_local_files)
     name = redact(path)
     content = _read_on_host(path, storage_options)
-    folder = folder_of(path)
-    schemes: dict[str, str] = {}
+    known: dict[str, tuple[str, str]] = {}
     try:
         found = SHARDS.search(content)
         start, end = (found.end(), content.rfind(b"]")) if found else (len(content), len(content))
         facts = json.loads(content[:start] + content[end:])  # with an empty list of shards
         if not isinstance(facts, dict) or facts.get("format") != FORMAT:
             raise ValueError("it is JSON of another kind")
-        if facts.get("version") != VERSION:
-            raise ValueError(
-                f"it has version {facts.get('version')!r}, but this version of wds-datapipes reads {VERSION}"
-            )
+        if (version := facts.get("version")) != VERSION:
+            raise ValueError(f"it has version {version!r}, but this version of wds-datapipes reads {VERSION}")
         manifest = Manifest.__new__(Manifest)
-        manifest._store(_read_blocks(content, start, end, folder, schemes))
+        manifest._store(_read_blocks(content, start, end), partial(_locate, folder_of(path), known))
         recorded = (facts["shards"], facts["fingerprint"], facts["samples"], facts["bytes"])
         if recorded != ([], manifest.fingerprint, manifest.samples, manifest.bytes):
             raise ValueError("its totals or its fingerprint do not match its shards")
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptSidecarError(f"{name} is not a manifest, or is damaged: {error}. Write it again") from error
-    for shard in schemes.values() if allow_local_files else manifest.urls:
+    for shard in map("".join, known.values()) if allow_local_files else manifest.urls:
         check_url(shard, allow_local_files=allow_local_files, listed_in=path)
     return manifest
 
@@ -275,23 +270,27 @@ def _read_on_host(path: str, storage_options: Mapping[str, Any] | None) -> bytes
     return share_on_host(f"reads {redact(path)}", read, path, storage_options).encode("latin-1")
 
 
-def _read_blocks(
-    content: bytes, start: int, end: int, folder: str, schemes: dict[str, str]
-) -> Iterator[list[tuple[Any, ...]]]:
-    """Yield the columns of the shards that a file lists in blocks, joined to a folder; collect a URL of each scheme."""
+def _read_blocks(content: bytes, start: int, end: int) -> Iterator[Iterable[tuple[Any, ...]]]:
+    """Yield the columns of the shards that a file lists, in blocks."""
     while start < end:
         cut = content.find(NEXT_SHARD, start + STEP_BYTES, end)  # JSON has no line breaks inside strings
         cut = end if cut < 0 else cut
-        if not (rows := json.loads(b"[%b]" % content[start:cut])):
+        if not (rows := json.loads(f"[{content[start:cut].decode('utf-8', 'surrogatepass')}]")):
             return
-        urls, *facts = zip(*rows, strict=True)
-        # `split_scheme` only considers the text before the first colon and two characters after it.
-        first, last = min(urls), max(urls)
-        are_alike = ":" in first[:-2] and last.startswith(first[: first.find(":") + 3])
-        heads = {url[: url.find(":") + 3]: url for url in ([first] if are_alike else urls)}
-        are_relative = {join_name("/", head) != head for head in heads}
-        if True in are_relative:
-            urls = tuple([folder + url if False not in are_relative else join_name(folder, url) for url in urls])
-        schemes.update({head: join_name(folder, url) for head, url in heads.items()})
-        yield [urls, *facts]
+        yield zip(*rows, strict=True)
         start = cut + 1
+
+
+def _locate(folder: str, known: dict[str, tuple[str, str]], urls: Sequence[str]) -> tuple[str, str]:
+    """Join URLs to a folder and split them; for the head of each scheme, collect what is put before it, and a URL."""
+    own, names = _split_folder(urls)
+    shared = own or os.path.commonprefix(urls)  # noqa: RUF071  characters are meant
+    # `split_scheme` only considers the head: the text before the first colon and two characters after it.
+    are_alike = ":" in shared[:-2] or (shared != "" and ":" not in own + names and "-" not in urls)
+    heads = [url[: url.find(":") + 3] for url in (urls[:1] if are_alike else urls)]
+    for head, url in zip(heads, urls, strict=False):
+        if head not in known:
+            known[head] = join_name(folder, head).removesuffix(head), url
+    if are_alike:
+        return known[heads[0]][0] + own, names
+    return _split_folder([known[head][0] + url for head, url in zip(heads, urls, strict=True)])

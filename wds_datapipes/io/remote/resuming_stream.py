@@ -189,7 +189,7 @@ class ResumingStream(RawStream):
             self._begin(opened)
             return opened.file
         self._file, self._opened_at, self._stop = opened.file, self._position, opened.stop
-        if opened.version != self._version or self._is_another_size(opened.size):
+        if opened.version != self._version or len({opened.size, self.size} - {None}) > 1:
             raise self._changed()
         if self.size is None:
             self.size = opened.size
@@ -233,9 +233,6 @@ class ResumingStream(RawStream):
             raise_alone(failed)
         finally:
             del failed  # breaks the reference cycle between the error and this frame
-
-    def _is_another_size(self, size: int | None) -> bool:
-        return None not in (size, self.size) and size != self.size
 
     def _changed(self) -> ChangedShardError:
         return ChangedShardError(

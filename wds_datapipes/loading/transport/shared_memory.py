@@ -104,7 +104,8 @@ class SegmentPool:
                 return segment
         # If all are too small, one is freed, and its number is reused with more memory.
         number = self._free[0].number if self._free else next(self._numbers)
-        segment = Segment(number, round_up(size))
+        # A power of two, so that few distinct sizes occur. Unused memory is not allocated.
+        segment = Segment(number, max(1 << (size - 1).bit_length(), SMALLEST))
         if self._free:
             self._free.pop(0).close()
         self._segments[number] = segment
@@ -187,11 +188,6 @@ def _fork() -> None:
 
 
 os.register_at_fork(before=_fork)
-
-
-def round_up(size: int) -> int:
-    """Return the next power of two, so that few distinct sizes occur. Unused memory is not allocated."""
-    return max(1 << (size - 1).bit_length(), SMALLEST)
 
 
 #: A status page: numbers, figures with names of up to 96 bytes, and a text.
