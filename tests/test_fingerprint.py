@@ -107,3 +107,13 @@ def test_a_fingerprint_is_the_same_in_another_process_and_below_another_line(tmp
         prints.add(subprocess.run([sys.executable, script], env=environment, capture_output=True, check=True).stdout)
     (only,) = prints
     assert len(only) == 17
+
+
+def test_long_lists_of_strings_are_digested_by_blocks_as_if_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    urls = [f"s3://bucket/train-{number:06d}.tar" for number in range(5000)]
+    lists = [urls[:count] for count in (1001, 2000, 5000)]
+    lists += [[*urls, last] for last in ("ü", "", "https://host/?token=x", "pipe:get --token x")]
+    found = [*map(fingerprint, lists)]
+    assert len({*found}) == len(lists)
+    monkeypatch.setattr("wds_datapipes.fingerprint._digest_by_blocks", lambda _: None)
+    assert [*map(fingerprint, lists)] == found

@@ -138,7 +138,7 @@ class _Digest(pickle.Pickler):
         kind = type(value)
         if kind is list and len(value) > LARGE:
             with contextlib.suppress(TypeError):  # they are not all strings
-                return self.digest("\0".join(value))
+                return _digest_by_blocks(value) or self.digest("\0".join(value))
         if kind is str and may_hold_credentials(value):
             return mask_credentials(value).encode("utf-8", "surrogatepass")
         if kind in PICKLED:
@@ -170,6 +170,21 @@ class _Digest(pickle.Pickler):
             names = set() if len(keys) > LARGE else {*filter(is_secret, keys)}
             return "dict", keys, [None if key in names else value[key] for key in keys]
         return _object_parts(value)
+
+
+def _digest_by_blocks(texts: list[str]) -> bytes | None:
+    """Return the digest of many joined strings without joining them all, if they are ASCII and hold no credentials."""
+    size = sum(map(len, texts)) + len(texts) - 1
+    if not 1 << 16 <= size < 1 << 32:  # others are pickled in another format
+        return None
+    digest = sha256(b"\x80\5X" + size.to_bytes(4, "little"))  # as strings are pickled
+    for first in range(0, len(texts), LARGE):
+        block = "\0".join(texts[first : first + LARGE])
+        if not block.isascii() or may_hold_credentials(block):
+            return None
+        digest.update((f"\0{block}" if first else block).encode())
+    digest.update(b".")
+    return digest.digest()
 
 
 def _function_parts(function: FunctionType) -> Iterator[Any]:

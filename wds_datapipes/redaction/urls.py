@@ -172,5 +172,5 @@ def mask_credentials(text: str) -> str:
 
 def may_hold_credentials(text: str) -> bool:
     """Whether redaction may change a URL; if not, this check is cheaper than redacting it."""
-    escaped = ("%3D", "%3d") if "%" in text else ()  # a search for one character is ten times as fast
-    return any(mark in text for mark in ("@", "=", "?", "#", *escaped, "pipe:", "PIPE:"))
+    # A search for one character is ten times as fast.
+    return any(mark[0] in text and mark in text for mark in ("@", "=", "?", "#", "%3D", "%3d", "pipe:", "PIPE:"))

@@ -50,7 +50,7 @@ class ShufflerIterDataPipe(Shuffler[T_co]):
             return
         held: list[Any] = list(declared(self.datapipe).known_list() or self.datapipe)
         if len(held) > TORCH_BUFFER_SIZE or self.lanes > 1:
-            for number in self._permute(len(held)).tolist():
+            for number in self._permute(np.arange(len(held), dtype=np.int32)).tolist():
                 yield held[number]
             return
         while held:
@@ -61,13 +61,13 @@ class ShufflerIterDataPipe(Shuffler[T_co]):
         drawn: UrlList | None = declared(self.datapipe).draw_list()
         if drawn is not None and self._enabled:
             self.reset()  # takes the seed, as a pass does
-            return drawn.in_order(drawn.order[self._permute(len(drawn.order))])
+            return drawn.in_order(self._permute(drawn.order))
         return drawn
 
-    def _permute(self, count: int) -> npt.NDArray[np.int64]:
+    def _permute(self, numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         # NumPy guarantees the sequence of this generator, and draws a million numbers in the time of 10,000 above.
         draw = np.random.RandomState(self._rng.getrandbits(32))
-        return draw.permutation(count) if self.lanes == 1 else _permute_lanes(count, self.lanes, draw)
+        return draw.permutation(numbers) if self.lanes == 1 else numbers[_permute_lanes(len(numbers), self.lanes, draw)]
 
     def __getstate__(self) -> Any:
         return super().__getstate__(), self.lanes  # type: ignore[no-untyped-call]  # torch's
@@ -222,7 +222,7 @@ class ShardList(ListingStage[str]):
 
     def draw_list(self) -> UrlList | None:
         """Return a long list in its own order; see `Declarations.draw_list`."""
-        return self._urls.in_order(np.arange(len(self))) if len(self) > TORCH_BUFFER_SIZE else None
+        return self._urls.in_order(np.arange(len(self), dtype=np.int32)) if len(self) > TORCH_BUFFER_SIZE else None
 
     def __iter__(self) -> Iterator[str]:
         yield from self._urls.urls
