@@ -91,6 +91,10 @@ class Counters:
         entry = threading.get_ident(), figure
         self._amounts[entry] = self._amounts.get(entry, 0.0) + amount
 
+    def of_thread(self, figure: str) -> float:
+        """Return a figure of the current thread."""
+        return self._amounts.get((threading.get_ident(), figure), 0.0)
+
     def count_retry(self, figure: str) -> None:
         """Count a retry and publish it."""
         self.count(figure)

@@ -24,7 +24,7 @@ from wds_datapipes.io.remote import fsspec_file
 from wds_datapipes.shards.loading import ReadOptions, load_wds_shards
 from wds_datapipes.testing import build_shard
 
-LIMIT_S = 300.0
+LIMIT_S, GRACE_S = 300.0, prefetch.GRACE_S
 KIB = 1 << 10
 #: The number of samples in a shard, of 1 KiB each.
 SIZES = {"a": 40, "b": 1, "c": 300, "d": 0, "e": 120}
@@ -84,6 +84,8 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture(autouse=True)
 def no_thread_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(prefetch, "GRACE_S", LIMIT_S)  # a busy machine may need it
+    monkeypatch.setattr(prefetch, "NEAR_S", -1.0)  # otherwise the store might be near
+    prefetch._near_stores.clear()
     Watched.read.clear()
     Watched.gates.clear()
     yield
@@ -133,12 +135,17 @@ def outcome(urls: list[str], read_ahead: int, **options: Any) -> list[str]:
     names=st.lists(st.sampled_from("abcdexyABCDE"), max_size=8),
     read_ahead=st.sampled_from([1, 150_000, 400_000, 1 << 20, 32 << 20]),
     options=st.sampled_from([{"on_error": "raise"}, {"on_error": "skip"}, {"on_error": "skip", "open_shards": 3}]),
+    near=st.sampled_from([(-1.0, 0.0), (LIMIT_S, 0.0), (LIMIT_S, LIMIT_S)]),  # never, until it takes time, and always
 )
 def test_reading_ahead_changes_no_item(
-    shards: dict[str, str], names: list[str], read_ahead: int, options: dict[str, Any]
+    shards: dict[str, str], names: list[str], read_ahead: int, options: dict[str, Any], near: tuple[float, float]
 ) -> None:
     urls = [shards[name] for name in names]
-    assert outcome(urls, read_ahead, **options) == outcome(urls, 0, **options)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, limit_s in zip(("NEAR_S", "MAX_DELAY_S"), near, strict=True):
+            patch.setattr(prefetch, name, limit_s)
+        found = outcome(urls, read_ahead, **options)
+    assert found == outcome(urls, 0, **options)
     assert not threads()
 
 
@@ -168,6 +175,31 @@ def test_the_next_shard_is_read_while_one_is_used(shards: dict[str, str]) -> Non
         for _ in range(SIZES[name] - 1):
             next(members)
     assert [member[1] for member in members] == ["b0.bin"] * 2
+
+
+@pytest.mark.parametrize("open_shards", [1, 3])
+def test_a_near_store_is_read_without_threads(
+    shards: dict[str, str], monkeypatch: pytest.MonkeyPatch, open_shards: int
+) -> None:
+    def start(url: str, *options: Any) -> Any:
+        started.append(url)
+        return thread(url, *options)
+
+    started: list[str] = []
+    thread = prefetch.PrefetchThread
+    monkeypatch.setattr(prefetch, "PrefetchThread", start)
+    for name in ("NEAR_S", "MAX_DELAY_S"):
+        monkeypatch.setattr(prefetch, name, LIMIT_S)
+    urls = [shards[name] for name in "ceab"]
+    pipe = IterableWrapper(urls).load_wds_shards(open_shards=open_shards).group_samples()
+    first = list(pipe)
+    assert started == urls  # each shard counts as a store of its own
+    assert list(pipe) == first
+    assert started == urls
+    monkeypatch.setattr(prefetch, "NEAR_BYTES_PER_S", float("inf"))
+    monkeypatch.setattr(prefetch, "MAX_DELAY_S", 0.0)  # reading has taken longer
+    assert list(pipe) == first
+    assert started == urls * 2
 
 
 @pytest.mark.parametrize("open_shards", [1, 4])
@@ -239,7 +271,7 @@ def test_an_endless_source_is_read_only_as_far_as_needed(shards: dict[str, str])
 
 
 def test_an_unresponsive_store_does_not_delay_the_end(shards: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
+    monkeypatch.setattr(prefetch, "GRACE_S", GRACE_S)
     Watched.gates["c.tar"] = threading.Event()
     members = load_wds_shards([shards["a"], shards["c"]], ReadOptions(read_ahead=1 << 20))
     next(members)

@@ -99,7 +99,10 @@ def test_an_abandoned_pipeline(write: Callable[[bytes], str], opened: list[Binar
 
 
 @pytest.mark.parametrize("open_shards", [1, 5])
-def test_an_abandoned_iterator_leaves_no_thread_that_prefetches(archive: bytes, open_shards: int) -> None:
+def test_an_abandoned_iterator_leaves_no_thread_that_prefetches(
+    archive: bytes, open_shards: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefetch, "NEAR_S", -1.0)  # otherwise the store might be near
     memory = fsspec.filesystem("memory")
     urls = [f"memory://{number}.tar" for number in range(8)]
     for url in urls:

@@ -1,4 +1,4 @@
-"""Prefetching of remote shards: threads read ahead in the current shard and in the next ones."""
+"""Prefetching of remote shards: threads read ahead in the current shard and in the next ones, unless they are near."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import io
 import os
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -13,6 +14,7 @@ from typing import Any, BinaryIO, TypeVar, cast
 
 from wds_datapipes.interrupts import defer_interrupts
 from wds_datapipes.io.openers import open_url
+from wds_datapipes.io.remote.filesystem import store_of
 from wds_datapipes.io.remote.resuming_stream import ResumingStream
 from wds_datapipes.io.urls import OpeningURL, is_remote, split_scheme
 
@@ -22,6 +24,10 @@ T = TypeVar("T")
 READ_AHEAD_BYTES = 32 << 20
 #: Shards are read in blocks of at most this many bytes.
 BLOCK_BYTES = 1 << 20
+#: A store is near if it has sent the first bytes of a shard after at most the first number of seconds, and reading
+#: without a thread has taken at most the second number of seconds longer than if the store sent the third number of
+#: bytes per second. Threads would take more time than they save.
+NEAR_S, MAX_DELAY_S, NEAR_BYTES_PER_S = 0.005, 0.03, 400e6
 #: With a smaller buffer per shard, threads would wait for each other more than for the store.
 MIN_SHARD_BYTES = 64 << 10
 #: At most this many shards are prefetched before they are requested, however small they are.
@@ -30,12 +36,14 @@ MAX_NEXT_SHARDS = 7
 MAX_PENDING = 1000
 #: A waiting reader wakes up when this many bytes are available, or after this many seconds.
 WAKE_UP_BYTES, WAKE_UP_S = 512 << 10, 0.001
+#: The stores that have once responded as fast.
+_near_stores: set[str] = set()
 #: How long closing waits for a response that is no longer needed, in seconds.
 GRACE_S = 2.0
 
 
 class ShardPrefetcher(Iterable[T]):
-    """Yields the URLs of shards and opens the shards; threads prefetch the remote ones.
+    """Yields the URLs of shards and opens the shards; threads prefetch the remote ones, unless their store is near.
 
     URLs are taken from the source in advance only while all of them are remote shards, since a source that yields a
     local file may wait until the file has been read. Errors of the source and of the shards are raised at the same
@@ -99,7 +107,7 @@ class ShardPrefetcher(Iterable[T]):
 
     def open(self, index: int, path: str, /, **options: Any) -> BinaryIO:
         """Open a shard that was yielded, by its index in the source, as `open_url` does."""
-        if not self._is_prefetchable(path):
+        if index not in self._fetches and not self._is_prefetchable(path):
             return open_url(path, **options)
         self._fetch(index, path)
         extend = partial(self._extend, index)
@@ -126,7 +134,12 @@ class ShardPrefetcher(Iterable[T]):
     def _is_prefetchable(self, url: object) -> bool:
         if not self._max_bytes or not isinstance(url, str) or isinstance(url, OpeningURL):
             return False
-        return is_remote(split_scheme(url)[0])
+        return is_remote(split_scheme(url)[0]) and not self._is_near(store_of(url))
+
+    def _is_near(self, store: str) -> bool:
+        figure_of = self._options["counters"].of_thread
+        allowed_s = MAX_DELAY_S + figure_of(f"fetched_bytes/{store}") / NEAR_BYTES_PER_S
+        return store in _near_stores and figure_of(f"fetching_s/{store}") <= allowed_s
 
     def _extend(self, current: int) -> None:
         """Prefetch more of the current shard and start prefetching the next ones, within the limit."""
@@ -265,6 +278,7 @@ class PrefetchThread:
         self._buffered = 0
 
     def _run(self) -> None:
+        begin = time.perf_counter()
         try:
             with open_url(self._url, **self._options, pause=self._pause) as stream:
                 if not isinstance(stream, ResumingStream):
@@ -275,6 +289,8 @@ class PrefetchThread:
                     count = stream.readinto(memoryview(block.data)[block.end :])
                     if not count:
                         break
+                    if time.perf_counter() - begin <= NEAR_S:
+                        _near_stores.add(store_of(self._url))
                     self._append(block, count)
         except BaseException as error:  # noqa: BLE001  `peek` raises it
             self._error = error
