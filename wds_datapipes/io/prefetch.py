@@ -34,8 +34,6 @@ MIN_SHARD_BYTES = 64 << 10
 MAX_NEXT_SHARDS = 7
 #: At most this many URLs are taken from the source to find the next shard to prefetch.
 MAX_PENDING = 1000
-#: A waiting reader wakes up when this many bytes are available, or after this many seconds.
-WAKE_UP_BYTES, WAKE_UP_S = 512 << 10, 0.001
 #: The stores that have once responded as fast.
 _near_stores: set[str] = set()
 #: How long closing waits for a response that is no longer needed, in seconds.
@@ -300,10 +298,6 @@ class PrefetchThread:
 
     def _wait_for(self, count: int) -> None:
         """Wait until this many bytes or all remaining bytes are buffered."""
-        if self._buffered < count and not self._has_ended:
-            # A fast store soon sends several samples; reading them together saves a wake-up for each.
-            self._awaited = min(max(count, WAKE_UP_BYTES), self._max_bytes)
-            self._changed.wait(WAKE_UP_S)
         self._awaited = count
         while self._buffered < count and not self._has_ended:
             self._changed.wait()
