@@ -100,17 +100,16 @@ class ShardPrefetcher(Iterable[T]):
     def close(self) -> None:
         """Stop prefetching all shards."""
         while self._fetches:
-            _, fetch = self._fetches.popitem()
-            fetch.close()
+            self._fetches.popitem()[1].close()
 
     def open(self, index: int, path: str, /, **options: Any) -> BinaryIO:
         """Open a shard that was yielded, by its index in the source, as `open_url` does."""
         if index not in self._fetches and not self._is_prefetchable(path):
             return open_url(path, **options)
         self._fetch(index, path)
-        extend = partial(self._extend, index)
-        extend()
-        return cast(BinaryIO, PrefetchedStream(self._fetches[index], extend, partial(self._release, index)))
+        self._extend(index)
+        fetch, extend, release = self._fetches[index], partial(self._extend, index), partial(self._release, index)
+        return cast(BinaryIO, PrefetchedStream(fetch, extend, release))
 
     def _fetch(self, index: int, url: str) -> None:
         """Start prefetching a shard, unless it is already being prefetched."""
@@ -130,14 +129,12 @@ class ShardPrefetcher(Iterable[T]):
             self._expected_bytes = min(max(*sizes, MIN_SHARD_BYTES), self._shard_bytes)
 
     def _is_prefetchable(self, url: object) -> bool:
-        if not self._max_bytes or not isinstance(url, str) or isinstance(url, OpeningURL):
+        if not isinstance(url, str) or isinstance(url, OpeningURL) or not is_remote(split_scheme(url)[0]):
             return False
-        return is_remote(split_scheme(url)[0]) and not self._is_near(store_of(url))
-
-    def _is_near(self, store: str) -> bool:
-        figure_of = self._options["counters"].of_thread
+        figure_of, store = self._options["counters"].of_thread, store_of(url)
         allowed_s = MAX_DELAY_S + figure_of(f"fetched_bytes/{store}") / NEAR_BYTES_PER_S
-        return store in _near_stores and figure_of(f"fetching_s/{store}") <= allowed_s
+        is_near = store in _near_stores and figure_of(f"fetching_s/{store}") <= allowed_s
+        return self._max_bytes > 0 and not is_near
 
     def _extend(self, current: int) -> None:
         """Prefetch more of the current shard and start prefetching the next ones, within the limit."""

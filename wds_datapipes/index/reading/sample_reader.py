@@ -376,9 +376,8 @@ class PlannedReads:
         if self._is_ascending or plan.parts[request] != self._part:
             self._part = plan.parts[request]
             held.clear()
-        task = self._requests.get(request)
+        task = self._requests.pop(request, None)
         held.update(enumerate(run_steps(self._take(request)) if task is None else task.result(), plan.firsts[request]))
-        self._requests.pop(request, None)
         return held[number]
 
     def samples(self, first: int = 0) -> Iterator[Sample]:

@@ -189,10 +189,9 @@ class ResumingStream(RawStream):
             self._begin(opened)
             return opened.file
         self._file, self._opened_at, self._stop = opened.file, self._position, opened.stop
-        if opened.version != self._version or len({opened.size, self.size} - {None}) > 1:
+        self.size = opened.size if self.size is None else self.size
+        if opened.version != self._version or opened.size not in (None, self.size):
             raise self._changed()
-        if self.size is None:
-            self.size = opened.size
         if opened.start > self._position:
             raise ShardReadError(
                 f"Reading {self._name} failed after {self._position} bytes: the store sent the bytes from "
