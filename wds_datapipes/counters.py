@@ -88,8 +88,7 @@ class Counters:
 
     def count(self, figure: str, amount: float = 1) -> None:
         """Add to a figure, such as ``"fetched_bytes/s3://bucket"``; this is thread-safe."""
-        entry = threading.get_ident(), figure
-        self._amounts[entry] = self._amounts.get(entry, 0.0) + amount
+        self._amounts[threading.get_ident(), figure] = self.of_thread(figure) + amount
 
     def of_thread(self, figure: str) -> float:
         """Return a figure of the current thread."""

@@ -131,10 +131,9 @@ class ShardPrefetcher(Iterable[T]):
     def _is_prefetchable(self, url: object) -> bool:
         if not isinstance(url, str) or isinstance(url, OpeningURL) or not is_remote(split_scheme(url)[0]):
             return False
-        figure_of, store = self._options["counters"].of_thread, store_of(url)
-        allowed_s = MAX_DELAY_S + figure_of(f"fetched_bytes/{store}") / NEAR_BYTES_PER_S
-        is_near = store in _near_stores and figure_of(f"fetching_s/{store}") <= allowed_s
-        return self._max_bytes > 0 and not is_near
+        of_thread, store = self._options["counters"].of_thread, store_of(url)
+        allowed_s = MAX_DELAY_S + of_thread(f"fetched_bytes/{store}") / NEAR_BYTES_PER_S
+        return self._max_bytes > 0 and (store not in _near_stores or of_thread(f"fetching_s/{store}") > allowed_s)
 
     def _extend(self, current: int) -> None:
         """Prefetch more of the current shard and start prefetching the next ones, within the limit."""
