@@ -18,10 +18,11 @@ from wds_datapipes.counters import Counters
 from wds_datapipes.errors import ChangedShardError, ShardReadError
 from wds_datapipes.io.call_threads import Steps, TooSlowError, run_steps
 from wds_datapipes.io.openers import open_url
-from wds_datapipes.io.remote.filesystem import TIMEOUT_S, RemotePath, store_of, with_timeouts
+from wds_datapipes.io.remote.filesystem import TIMEOUT_S, RemotePath, with_timeouts
 from wds_datapipes.io.remote.fsspec_file import BLOCK_BYTES, BLOCK_TIMEOUTS, UNGUARDED
 from wds_datapipes.io.remote.resuming_stream import MonitoredFile
 from wds_datapipes.io.remote.retry import is_transient
+from wds_datapipes.io.urls import store_of
 from wds_datapipes.testing import build_shard
 
 SAMPLES: list[dict[str, Any]] = [{"__key__": str(n), "bin": bytes([n]) * 30_000} for n in range(3)]

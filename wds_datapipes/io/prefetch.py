@@ -14,9 +14,8 @@ from typing import Any, BinaryIO, TypeVar, cast
 
 from wds_datapipes.interrupts import defer_interrupts
 from wds_datapipes.io.openers import open_url
-from wds_datapipes.io.remote.filesystem import store_of
 from wds_datapipes.io.remote.resuming_stream import ResumingStream
-from wds_datapipes.io.urls import OpeningURL, is_remote, split_scheme
+from wds_datapipes.io.urls import OpeningURL, is_remote, split_scheme, store_of
 
 T = TypeVar("T")
 

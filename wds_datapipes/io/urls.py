@@ -91,6 +91,16 @@ def split_scheme(url: str) -> tuple[str, str]:
     return "", url
 
 
+def store_of(url: str) -> str:
+    """Return the scheme of a URL and its host or bucket.
+
+    >>> store_of("https://ada:***@example.com:8080/shards/000.tar?token=***"), store_of("s3://bucket/000.tar")
+    ('https://example.com:8080', 's3://bucket')
+    """
+    scheme, rest = split_scheme(url)
+    return f"{scheme}://{re.split('[/?#]', rest.lstrip('/'), maxsplit=1)[0].rpartition('@')[2]}"
+
+
 def without_query(url: str) -> str:
     """Return the URL of a file on a web server without its query, and any other URL unchanged."""
     return url.partition("?")[0] if split_scheme(url)[0] in ("http", "https") else url

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -21,7 +20,7 @@ from wds_datapipes.extras import require
 from wds_datapipes.io.call_threads import start_call, wait_for
 from wds_datapipes.io.remote.http import HttpClient, is_web
 from wds_datapipes.io.remote.retry import CREDENTIAL_STATUSES, RetryPolicy, concerns_all, is_untrusted
-from wds_datapipes.io.urls import STORE_OPTIONS, known_schemes, split_scheme
+from wds_datapipes.io.urls import STORE_OPTIONS, known_schemes, split_scheme, store_of
 from wds_datapipes.redaction import redact
 from wds_datapipes.redaction.storage_options import raise_alone, redactor_of
 
@@ -229,16 +228,6 @@ class RemotePath:
         )
         failed.concerns_all = concerns_all(error)
         return failed
-
-
-def store_of(url: str) -> str:
-    """Return the scheme of a URL and its host or bucket.
-
-    >>> store_of("https://ada:***@example.com:8080/shards/000.tar?token=***"), store_of("s3://bucket/000.tar")
-    ('https://example.com:8080', 's3://bucket')
-    """
-    scheme, rest = split_scheme(url)
-    return f"{scheme}://{re.split('[/?#]', rest.lstrip('/'), maxsplit=1)[0].rpartition('@')[2]}"
 
 
 #: A store has failed if it sends no byte for this many seconds, unless its library has its own default.
