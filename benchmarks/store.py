@@ -177,15 +177,15 @@ def request_count(address: str) -> int:
 
 
 @contextlib.contextmanager
-def distant_s3(paths: Iterable[str], latency_s: float) -> Iterator[str]:
-    """Serve files and folders as `s3_store` does, by a `store` with a latency, which checks no signature."""
+def distant_s3(paths: Iterable[str], latency_s: float, bytes_per_s: float) -> Iterator[str]:
+    """Serve files and folders as `s3_store` does, by a `store`, which checks no signature."""
     with tempfile.TemporaryDirectory() as temporary:
         bucket = Path(temporary, BUCKET)
         bucket.mkdir()
         for path in map(Path, paths):
             (bucket / path.name).symlink_to(path.resolve())
         with (
-            store(Path(temporary), latency_s, 1e12) as address,
+            store(Path(temporary), latency_s, bytes_per_s) as address,
             _environment(_client_variables(address, _find_rclone())),
         ):
             yield address
