@@ -2,24 +2,25 @@
 
     python benchmarks/bench_remote.py --json remote.json --plot remote.png
 
-The server runs on the same machine. It responds at once and at full speed ("near"), or after 10 or 100 ms with 100
-MB/s per connection. Shards of 10 MB are read and grouped into samples, or also decoded, as a worker does in training
-on images. Ours prefetches, across the ends of shards; "ours, no read-ahead" does not. webdataset reads from curl
-through a pipe. "our tar reader over urllib" is a limit: what reading costs without retries, time limits and checks.
+The server runs on the same machine. It responds at once and at full speed ("near"), or after 10 or 100 ms with 100 MB/s
+per connection. Shards of 10 MB are read and grouped into samples, or also decoded, as a worker does in training on
+images. Ours prefetches from the distant server, across the ends of shards; "ours, no read-ahead" does not. webdataset
+reads from curl through a pipe. "our tar reader over urllib" is a limit: what reading costs without retries, time limits
+and checks.
 
 Another table compares reading samples by their indexes with streaming them, from the near server and with a latency of
 10 ms. The last one compares loaders with 1, 2 and 8 workers, which deliver images to the loop, with as many workers
 that download the same shards by the same client, each on one connection, without parsing or delivering them.
 
 Results on two idle cores, which the server shares with the reader. From the near server, relative to webdataset: images
-3.8, without read-ahead 6.1, over urllib 6.6 (in CPU time 2.6, 4.7 and 5.2); small samples 10.6, 12.1 and 13.0 (10.0,
-12.0 and 12.9). With a latency of 10 or 100 ms, photographs are decoded at 1.1 and 0.9 times the rate of the disk.
+6.7, over urllib 7.0; small samples 11.7, over urllib 13.8. With a latency of 10 or 100 ms, photographs are decoded at
+1.0 and 0.9 times the rate of the disk.
 
-By index, relative to streaming: with 10 ms, sequential order 1.7, shuffled orders 1.0 to 1.15 with 0.35 ms of processor
-time for each sample; from the near server 0.7 and 0.4.
+By index, relative to streaming: with 10 ms, sequential order 2.2, shuffled orders 1.2; from the near server 0.7 and
+0.35, because each request takes processor time.
 
-Delivered from 1, 2 and 8 workers, relative to the raw download: with 10 ms, 3.2, 2.6 and 0.7; from the near server 0.2
-to 0.35, because parsing and delivery take processor time, and downloading takes little.
+Delivered from 1, 2 and 8 workers, relative to the raw download: with 10 ms, 3.3, 3.1 and 1.1; from the near server
+about 0.3, because parsing and delivery take processor time, and downloading takes little.
 """
 
 from __future__ import annotations
