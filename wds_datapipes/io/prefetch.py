@@ -33,7 +33,7 @@ MIN_SHARD_BYTES = 64 << 10
 MAX_NEXT_SHARDS = 7
 #: At most this many URLs are taken from the source to find the next shard to prefetch.
 MAX_PENDING = 1000
-#: The stores that have once responded as fast.
+#: The stores that have once sent the first bytes of a shard within `NEAR_S`.
 _near_stores: set[str] = set()
 #: How long closing waits for a response that is no longer needed, in seconds.
 GRACE_S = 2.0
