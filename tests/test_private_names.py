@@ -40,9 +40,9 @@ SERIALIZATION = "torchdata.dataloader2.graph:_serialization"
 TABLE = [
     Adapted(
         dict.fromkeys(("_number_of_samples_yielded", "_valid_iterator_id"), "torch.utils.data:IterDataPipe()")
-        | {"_is_child_datapipe": "", "_snapshot_state": "torch.utils.data:IterDataPipe()", "_fast_forward_iterator": ""}
+        | {"_snapshot_state": "torch.utils.data:IterDataPipe()", "_fast_forward_iterator": ""}
         | {"_uuid": "", "_enabled": "", "_buffer": ""},
-        ("pipes/inspection.py", "pipes/state/description.py", "pipes/stage.py"),
+        ("datapipes/iteration.py", "pipes/inspection.py", "pipes/state/description.py"),
         "how many items torch has seen a stage yield, and what changes while a stage is iterated",
     ),
     Adapted(
@@ -64,6 +64,11 @@ TABLE = [
         {"_list_connected_datapipes": "torch.utils.data.graph:_list_connected_datapipes"},
         ("datapipes/__init__.py",),
         "the traversal of a pipeline, which two threads must not do at once",
+    ),
+    Adapted(
+        {"_profiler_enabled": "torch.autograd:_profiler_enabled"},
+        ("datapipes/iteration.py",),
+        "whether an iteration is being profiled",
     ),
     Adapted({"_utils": "torch.utils.data:_utils.pin_memory.pin_memory"}, ("loading/service/pinning.py",), "pin_memory"),
     Adapted(

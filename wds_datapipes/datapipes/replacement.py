@@ -18,9 +18,10 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
+from wds_datapipes.datapipes.iteration import checked
+
 T_co = TypeVar("T_co", covariant=True)
 C = TypeVar("C", bound="type[IterDataPipe[Any]]")
-_END = object()
 
 
 class SHARDING_PRIORITIES(IntEnum):
@@ -49,7 +50,7 @@ class IterDataPipe(IterableDataset[T_co]):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "__iter__" in vars(cls):
-            cls.__iter__ = _counting(vars(cls)["__iter__"])  # type: ignore[method-assign]
+            cls.__iter__ = checked(vars(cls)["__iter__"])  # type: ignore[method-assign]
 
     @classmethod
     def register_function(cls, name: str, function: Callable[..., Any]) -> None:
@@ -63,24 +64,6 @@ class IterDataPipe(IterableDataset[T_co]):
 
     def reset(self) -> None:
         """Prepare for an iteration."""
-
-
-def _counting(loop: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
-    """Return an ``__iter__`` that counts the items, and ends when another iteration has begun."""
-
-    @functools.wraps(loop)
-    def iterate(self: Any) -> Iterator[Any]:
-        number = self._valid_iterator_id = 0 if self._valid_iterator_id is None else self._valid_iterator_id + 1
-        self._number_of_samples_yielded = 0
-        self.reset()
-        items = loop(self)  # it may be this datapipe, so it is not iterated
-        while (item := next(items, _END)) is not _END:
-            self._number_of_samples_yielded += 1
-            yield item
-            if self._valid_iterator_id != number:
-                raise RuntimeError(f"This iteration of {type(self).__name__} has ended, since another one has begun")
-
-    return iterate
 
 
 def functional_datapipe(name: str) -> Callable[[C], C]:

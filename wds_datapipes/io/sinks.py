@@ -73,9 +73,7 @@ def open_target(
             raise ShardWriteError(f"The shard {url!r} is standard output, which does not accept bytes in this process")
         return StreamSink(stream, url)
     path = local_path(url)
-    if path is not None:
-        return LocalSink(url, path)
-    return RemoteSink(url, storage_options or {})
+    return RemoteSink(url, storage_options or {}) if path is None else LocalSink(url, path)
 
 
 def remove_file(url: str, storage_options: Mapping[str, Any] | None = None) -> None:

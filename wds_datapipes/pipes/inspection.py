@@ -14,8 +14,7 @@ from wds_datapipes.datapipes import IterDataPipe, MapDataPipe
 #: The maximum number of sources in a collection. Larger collections hold data and would take too long to search.
 _MAX_SOURCES = 1000
 
-#: Private attributes of torch's datapipes, in torch 2.4 to 2.13, that change during iteration. Only this module and the
-#: class attribute `Stage._is_child_datapipe` use private names of torch's datapipes.
+#: Private attributes of torch's datapipes, in torch 2.4 to 2.13, that change during iteration.
 TORCH_ATTRIBUTES = frozenset(
     {
         *("_buffer", "_enabled", "_fast_forward_iterator", "_number_of_samples_yielded", "_rng", "_seed"),

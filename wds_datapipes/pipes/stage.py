@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from wds_datapipes.counters import Counters
 from wds_datapipes.datapipes import IterDataPipe
+from wds_datapipes.datapipes.iteration import checked
 from wds_datapipes.errors import StateError
 from wds_datapipes.on_error.policy import CountedErrors, check_on_error
 from wds_datapipes.pipes.declarations import Declarations
@@ -68,9 +69,6 @@ class Stage(Declarations, IterDataPipe[T_co]):
         [5]
     """
 
-    # torch looks up this attribute for each item; without it, the lookup searches the functional names and raises.
-    _is_child_datapipe = False
-
     has_state = False  # the methods below are placeholders
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -79,6 +77,8 @@ class Stage(Declarations, IterDataPipe[T_co]):
             # An inherited snapshot() lacks what a new state_dict() contains.
             cls.has_state = "snapshot" in own or cls.snapshot is Stage.snapshot
         super().__init_subclass__(**options)
+        if "__iter__" in own and not hasattr(cls, "__next__"):
+            cls.__iter__ = checked(cls.__iter__)  # type: ignore[method-assign]
 
     @property
     def counted_errors(self) -> Any:  # a CountedErrors, typed so that functions accept it as an OnError
@@ -215,7 +215,7 @@ class FunctionStage(EngineStage[T_co]):
         return self.function(source, **self.function_options())
 
     def __iter__(self) -> Iterator[T_co]:
-        yield from self.items_of(self.source)
+        return iter(self.items_of(self.source))
 
 
 class SnapshotStage(EngineStage[T_co]):
@@ -274,7 +274,7 @@ class CountingStage(FunctionStage[T_co], SnapshotStage[T_co]):
 
 
 def iterated_by_loader(stage: C) -> C:
-    """Remove torch's check for a second iterator from a class, because it takes 0.2 µs per item."""
+    """Remove torch's check for a second iterator from a class, because it takes 0.1 µs per item."""
     stage.__iter__ = stage.__iter__.__wrapped__  # type: ignore[attr-defined, method-assign]
     return stage
 

@@ -122,10 +122,8 @@ class SampleGrouping:
                         field = names[raw_field]
                     if member_key != key:
                         if sample is not None and len(sample) > len(empty):
-                            progress.last, progress.next = (
-                                (shard.number, start, offset),
-                                (shard.number, offset, member_key),
-                            )
+                            progress.last = (shard.number, start, offset)
+                            progress.next = (shard.number, offset, member_key)
                             yield sample
                         key, start, offsets = member_key, offset, []
                         # If the key looks like a meta member's, names with this prefix may be meta members.

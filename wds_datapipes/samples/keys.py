@@ -34,9 +34,7 @@ def first_dot(name: str) -> tuple[str, str] | None:
     """
     base = name.rfind("/") + 1
     dot = name.find(".", base)
-    if dot <= base:
-        return None
-    return name[:dot], name[dot + 1 :]
+    return (name[:dot], name[dot + 1 :]) if dot > base else None
 
 
 def last_dot(name: str) -> tuple[str, str] | None:

@@ -100,9 +100,7 @@ def url_of(name: str, url: str, path: str, filesystem: Any) -> str:
     Names listed by an SFTP server, for example, lack the host.
     """
     start = url.rstrip("/").removesuffix(path.rstrip("/"))
-    if start != url.rstrip("/"):
-        return start + name
-    return str(filesystem.unstrip_protocol(name))
+    return start + name if start != url.rstrip("/") else str(filesystem.unstrip_protocol(name))
 
 
 def is_shard(name: str) -> bool:

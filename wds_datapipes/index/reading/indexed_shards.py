@@ -36,7 +36,6 @@ from wds_datapipes.index.order.sample_order import (
 from wds_datapipes.index.reading.dataset_reader import Chunk, DatasetReader, Item
 from wds_datapipes.index.reading.index_copies import IndexCopies
 from wds_datapipes.index.sample_table import NAMED, KeyTable, Select, Selection, by_dataset
-from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.openers import redact
 from wds_datapipes.samples.fields import Lacking, describe_sample
 from wds_datapipes.shard_cache.entry import Passes
@@ -157,9 +156,8 @@ class IndexedShards:
         """Return the numbers of the samples selected from each dataset, by default all."""
         numbers = [np.empty(0, np.int64)]
         for name, part in self.parts.items():
-            own = Selection(
-                select.get(name, slice(None)), self.all_sizes[part], read_index=partial(_index_from, reader, part.start)
-            )
+            read = partial(lambda first, shard: reader.index_of(first + shard), part.start)
+            own = Selection(select.get(name, slice(None)), self.all_sizes[part], read_index=read)
             numbers.append(own.numbers + int(self.all_sizes[: part.start].sum()))
         return np.concatenate(numbers)
 
@@ -364,10 +362,6 @@ class IndexedShards:
             *([] if self.lengths is None else [fingerprint(self.lengths.tobytes())]),
         ]
         return f"{text} #{fingerprint([self.urls, self.sizes.tobytes(), *details])[:12]}"
-
-
-def _index_from(reader: DatasetReader, first: int, shard: int) -> ShardIndex:
-    return reader.index_of(first + shard)
 
 
 class FieldConflictError(DuplicateKeyError):
