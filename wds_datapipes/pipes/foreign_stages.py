@@ -103,8 +103,6 @@ class ShardingFilterIterDataPipe(ShardingFilter):
         Any: every n-th item of ``source_datapipe``.
     """
 
-    _is_child_datapipe = False  # see `Stage`
-
     def __iter__(self) -> Iterator[Any]:
         yield from self.source_datapipe.share(self.num_of_instances, self.instance_id)
 

@@ -1,4 +1,4 @@
-"""Patches of torchdata, for defects that lose data, hang, or repeat an order.
+"""Patches of torchdata and torch, for defects that lose data, hang, repeat an order, or cost time.
 
 torchdata 0.7.1 to 0.9.0 are the last releases with ``DataLoader2`` and its ``MultiProcessingReadingService``, and will
 not be fixed (https://github.com/meta-pytorch/data/issues/1196). Importing ``wds_datapipes`` patches only these
@@ -16,7 +16,6 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from wds_datapipes.errors import StateError
@@ -60,7 +59,7 @@ def list_patches() -> list[Patch]:
         >>> [patch.name for patch in list_patches()][:4]
         ['multiprocessing_service', 'repeated_order', 'split_orders', 'prefetch_threads']
         >>> [patch.name for patch in list_patches()][4:]
-        ['endless_passes', 'later_passes', 'unknown_position']
+        ['endless_passes', 'later_passes', 'unknown_position', 'missing_attribute']
     """
     return list(_done)
 
@@ -178,7 +177,7 @@ def later_passes() -> None:
         derive_later_seeds(datapipe)
         # The number is drawn from a copy, so that importing this package changes no order.
         copied = torch.Generator()
-        copied.set_state(rng.get_state())
+        copied.set_state((rng or torch.default_generator).get_state())
         seed = int(torch.empty((), dtype=torch.int64).random_(generator=copied).item())
         guard_listings(datapipe, seed, drawn_only=True)
         return apply_random_seed(datapipe, rng)
@@ -219,16 +218,21 @@ def unknown_position() -> None:
     setattr(StatefulDataLoader, "load_state_dict", check_and_load)
 
 
+def missing_attribute() -> None:
+    """Before each item, torch looks up an attribute that most datapipes lack, which takes a microsecond.
+
+    The lookup ends in ``__getattr__``, which searches the functional names. With the patch, all datapipes have the
+    attribute, with the value that torch assumes if it is missing.
+    """
+    from wds_datapipes.datapipes import IterDataPipe
+
+    setattr(IterDataPipe, "_is_child_datapipe", False)
+
+
 #: Patches of the releases of torchdata with ``DataLoader2``.
-DATALOADER2_PATCHES: tuple[Callable[[], None], ...] = (
-    multiprocessing_service,
-    repeated_order,
-    split_orders,
-    prefetch_threads,
-    endless_passes,
-)
+DATALOADER2_PATCHES = (multiprocessing_service, repeated_order, split_orders, prefetch_threads, endless_passes)
 #: Patches for every release of torch and torchdata that contains the patched code.
-OTHER_PATCHES: tuple[Callable[[], None], ...] = (later_passes, unknown_position)
+OTHER_PATCHES = (later_passes, unknown_position, missing_attribute)
 
 
 def _reason_against() -> str:

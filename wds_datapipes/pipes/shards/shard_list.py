@@ -41,7 +41,6 @@ class ShufflerIterDataPipe(Shuffler[T_co]):
             separately.
     """
 
-    _is_child_datapipe = False  # see `Stage`
     lanes = 1
 
     def __iter__(self) -> Iterator[T_co]:
