@@ -7,10 +7,9 @@ compared before anything is timed. "raw read" only reads the files, 1 MiB at a t
 
 Results relative to webdataset: SMALL 14.3, IMG 5.7 and BIG 5.3, where the raw read has 233, 12.2 and 8.1. On one core
 of another processor (spread 1 to 3 %): SMALL 12.9 (256,000 samples/s), PAX 13.0 (125,000 samples/s), IMG 5.2 (4.5 GB/s)
-and BIG 5.5 to 7.7 (10.6 GB/s).
-tarfile with manual grouping is as fast as webdataset on SMALL, so tarfile dominates the cost there. On IMG and BIG,
-most of the time is spent on copying from the page cache. If other programs use the memory at the same time, copying
-takes longer, and the ratio decreases to 4.5 on IMG and 4.6 on BIG.
+and BIG 5.5 to 7.7 (10.6 GB/s). tarfile with manual grouping is about as fast as webdataset on SMALL, so tarfile
+dominates the cost there. On IMG and BIG, most of the time is spent on copying from the page cache. If other programs
+use the memory at the same time, copying takes longer, and the ratio decreases to 4.5 on IMG and 4.6 on BIG.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Patches of torchdata and torch, for defects that lose data, hang, repeat an order, or cost time.
 
 torchdata 0.7.1 to 0.9.0 are the last releases with ``DataLoader2`` and its ``MultiProcessingReadingService``, and will
-not be fixed (https://github.com/meta-pytorch/data/issues/1196). Importing ``wds_datapipes`` patches only these
-releases. ``wds_datapipes.list_patches()`` lists the patches; the environment variable ``WDS_DATAPIPES_PATCHES=0``
-disables them.
+not be fixed (https://github.com/meta-pytorch/data/issues/1196). Importing ``wds_datapipes`` patches these classes only
+in these releases. ``wds_datapipes.list_patches()`` lists the patches; the environment variable
+``WDS_DATAPIPES_PATCHES=0`` disables them.
 
 Each patch is one function. The first line of its docstring describes the defect.
 """
@@ -52,7 +52,7 @@ _done: list[Patch] = []
 
 
 def list_patches() -> list[Patch]:
-    """Return the known defects of torchdata's DataLoader2, and whether this process has patched each of them.
+    """Return the known defects of torchdata and torch, and whether this process has patched each of them.
 
     Examples:
         >>> from wds_datapipes import list_patches
