@@ -240,8 +240,8 @@ def test_only_the_wanted_fields_are_requested(proxy: FaultProxy, shards: tuple[s
 def test_reading_continues_after_connections_break(proxy: FaultProxy, shards: tuple[str, Path]) -> None:
     samples = dataset(proxy.port, shards)
     proxy.faults[:] = [None, None, *[Fault(at=100_000, how="reset"), Fault(status=503)] * 3]
-    assert [fields_of(sample) for sample in samples] == [sample for shard in SAMPLES for sample in shard]
-    assert not proxy.faults
+    while proxy.faults:  # an epoch meets as many of them as it makes requests: that depends on which shard fails
+        assert [fields_of(sample) for sample in samples] == [sample for shard in SAMPLES for sample in shard]
 
 
 def test_a_shard_that_is_replaced_in_an_epoch_raises_and_no_sample_is_mixed(nginx: Nginx, tmp_path: Path) -> None:
