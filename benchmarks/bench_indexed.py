@@ -4,7 +4,8 @@
 
 Each contender yields all samples of the same local shards, in the page cache, with their fields as bytes. "stream"
 reads whole shards with ``.load_wds_shards().group_samples()``. The others are the orders of ``IndexedSamples``, from a
-manifest. "one field" reads only the smallest field of each sample.
+manifest. "one field" reads only the smallest field of each sample. "pread" reads the files of each sample by their
+offsets, and makes no sample and checks no header: "shuffled" shows what another order alone takes.
 
 A second table shows the time and memory to begin an epoch of 10,000 samples in each of a million shards, and to find
 256 positions in it.
@@ -12,9 +13,13 @@ A second table shows the time and memory to begin an epoch of 10,000 samples in 
 
 from __future__ import annotations
 
+import itertools
+import os
+import random
 import resource
+import tarfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -37,8 +42,35 @@ def payload(sample: dict[str, Any]) -> int:
     return sum(len(value) for value in sample.values() if isinstance(value, bytes))
 
 
+Places = Sequence[Sequence[tuple[str, int, int]]]
+"""For each sample, the shard, the offset and the size of each of its files."""
+
+
+def places_of(urls: list[str]) -> Places:
+    found: list[list[tuple[str, int, int]]] = []
+    for url in urls:
+        with tarfile.open(url) as archive:
+            for _, members in itertools.groupby(archive, lambda member: member.name.partition(".")[0]):
+                found.append([(url, member.offset_data, member.size) for member in members])
+    return found
+
+
+def pread(places: Places) -> Iterator[int]:
+    """Yield the number of bytes that were read of each sample."""
+    descriptors = {url: os.open(url, os.O_RDONLY) for url in {url for sample in places for url, *_ in sample}}
+    try:
+        for sample in places:
+            data = [os.pread(descriptors[url], size, offset) for url, offset, size in sample]
+            yield sum(map(len, data))
+    finally:
+        for descriptor in descriptors.values():
+            os.close(descriptor)
+
+
 def contenders(urls: list[str]) -> list[Contender]:
     manifest = Manifest(build_indexes(urls))
+    places = places_of(urls)
+    shuffled = random.Random(0).sample(places, len(places))
     orders: Sequence[Order] = ("sequential", "window", "global")
     return [
         Contender(REFERENCE, lambda: webdataset.WebDataset(urls, shardshuffle=False), payload),
@@ -47,6 +79,8 @@ def contenders(urls: list[str]) -> list[Contender]:
         Contender(
             "one field", lambda: IndexedSamples(manifest, order="sequential", fields=["cls"]), payload, is_limit=True
         ),
+        Contender("pread, in order", lambda: pread(places), int, is_limit=True),
+        Contender("pread, shuffled", lambda: pread(shuffled), int, is_limit=True),
     ]
 
 
