@@ -35,7 +35,7 @@ class ReadPlan(NamedTuple):
         requests: the number of the request that reads each range.
         firsts: the first range of each request, and the number of ranges.
         parts: the part whose samples each request reads.
-        is_held: whether a request reads several ranges, or more fields than those of one sample.
+        is_held: whether the request of each range reads other ranges, or more fields than those of one sample.
     """
 
     keys: list[str]
@@ -127,7 +127,7 @@ def plan_reading(
         requests[is_range].tolist(),
         firsts,
         parts[order][is_request].tolist(),
-        ((np.diff(firsts) > 1) | (np.bincount(requests) * len(numbers) > len(members))).tolist(),
+        ((np.diff(firsts) > 1) | (np.bincount(requests) * len(numbers) > len(members)))[requests[is_range]].tolist(),
     )
 
 

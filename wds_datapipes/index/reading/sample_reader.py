@@ -289,7 +289,7 @@ class SampleReader:
         return PlannedReads(self, plan, submit, is_ascending=bool(np.all(numbers[1:] >= numbers[:-1])))
 
     def check_header(self, before: bytes, member: int, offset: int, size: int, raw_name: bytes) -> None:
-        """Compare the header of a member of any format with the index.
+        """Compare the headers of a member of any format with the index.
 
         Args:
             before: bytes before its data.
@@ -301,9 +301,6 @@ class SampleReader:
         Raises:
             ChangedShardError: it has a different name or size, or no header.
         """
-        block = before[-BLOCK:] or self._ranges.read(offset - BLOCK, offset)
-        if block.startswith(raw_name) and NUMBERS[block[-SIZE_BEFORE:-SIZE_END]] == size:
-            return
         name, head = text(raw_name), int(heads_of(self.index, np.array([member]))[0])
         if head > MAX_HEAD_BYTES:
             name, head = "", BLOCK
@@ -368,11 +365,9 @@ class PlannedReads:
         return [bytes(view[begin - start : stop - start]) for begin, stop in spans]
 
     def _read(self, number: int) -> bytes:
-        """Return the data of a range."""
+        """Return the data of a range, and hold it and the others of its request."""
         plan, held = self._plan, self._held
         request = plan.requests[number]
-        if self._submit is None and not plan.is_held[request]:
-            return self._ranges.read(plan.starts[number], plan.stops[number])
         if self._is_ascending or plan.parts[request] != self._part:
             self._part = plan.parts[request]
             held.clear()
@@ -394,6 +389,8 @@ class PlannedReads:
         if self._ranges.path is not None:
             empty["__local_path__"] = self._ranges.path
         has_names = self._reader.index.key_rule is not None
+        read, starts, stops = self._ranges.read, plan.starts, plan.stops
+        is_held = plan.is_held if self._submit is None else [True] * len(starts)
         current, data, raw_key, name, begin = -1, b"", b"", "", 0
         try:
             for key, count in islice(zip(plan.keys, plan.counts, strict=True), first, None):
@@ -403,15 +400,20 @@ class PlannedReads:
                     raw_key = key.encode("utf-8", "surrogateescape")
                 for name, suffix, member, number, begin, end in islice(members, count):
                     if number != current:
-                        current, data = number, held.get(number) or self._read(number)
+                        current, data = number, held.get(number) or b""
+                        if not data:
+                            data = self._read(number) if is_held[number] else read(starts[number], stops[number])
                     if not (
                         begin
                         and data.startswith(raw_key + suffix, begin - BLOCK)
                         and NUMBERS[data[begin - SIZE_BEFORE : begin - SIZE_END]] == end - begin
                     ):
-                        offset = plan.starts[number] + begin
-                        before = data[max(begin - MAX_HEADER_BYTES, 0) : begin]
-                        self._reader.check_header(before, member, offset, end - begin, raw_key + suffix)
+                        offset, raw_name = starts[number] + begin, raw_key + suffix
+                        # The header of a field that is read alone; a call would take longer than the comparison.
+                        head = b"" if begin else read(offset - BLOCK, offset)
+                        if begin or not head.startswith(raw_name) or NUMBERS[head[-SIZE_BEFORE:-SIZE_END]] != end:
+                            before = data[max(begin - MAX_HEADER_BYTES, 0) : begin] or head
+                            self._reader.check_header(before, member, offset, end - begin, raw_name)
                     sample[name] = data[begin:end]
                 if extra:
                     sample |= extra
