@@ -400,7 +400,7 @@ class PlannedReads:
                     raw_key = key.encode("utf-8", "surrogateescape")
                 for name, suffix, member, number, begin, end in islice(members, count):
                     if number != current:
-                        current, data = number, held.get(number) or b""
+                        current, data = number, held.get(number, b"")
                         if not data:
                             data = self._read(number) if is_held[number] else read(starts[number], stops[number])
                     if not (
