@@ -26,7 +26,7 @@ Fields = dict[str, Any]
 def samples_of(name: Callable[[int], str]) -> list[Fields]:
     return [
         {"__key__": name(number), "jpg": f"{number:05}" * size, "a.txt": f"{number:05}", "b.txt": f"{-number:05}"}
-        for number, size in enumerate([100] * 20 + [9000] + [100] * (COUNT - 21))  # the large field is read alone
+        for number, size in enumerate([9000, 100] * (COUNT // 2))  # large fields are read alone
     ]
 
 
@@ -52,7 +52,7 @@ REPLACEMENTS = {
     "other keys": (samples_of("new/{:03}".format), 0),
     "another key in the middle": (changed(20, __key__="new/020"), 20),
     "longer keys": (samples_of("old/{:03}0".format), 0),
-    "another order": (SAMPLES[1:] + SAMPLES[:1], 0),
+    "another order": (SAMPLES[2:] + SAMPLES[:2], 0),  # with headers at the same offsets
     "another size in the same block": (changed(20, **{"a.txt": "longer"}), 20),
     "a shorter field": (changed(20, jpg="shorter" * 6400), 20),
     "fields in another order": (turned(20), 20),
