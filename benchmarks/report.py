@@ -52,16 +52,17 @@ def section_of_loaders(contests: Any) -> Section:
     most = max(facts["workers"] for facts in contests)
     texts = []
     panels: dict[str, Mapping[str, Bar]] = {}
-    headings = ["loader", "times (CPU)", "times", "samples/s", "CPU ms/sample", "s to first", "MB", "MB/worker"]
+    headings = ["loader", "times", "rounds", "times (CPU)", "samples/s", "CPU ms/sample", "s to first", "MB"]
     for facts in contests:
         if facts["workers"] < most:
             continue
-        loaders = dict(sorted(_from_store(facts, LOCAL).items(), key=lambda item: -item[1]["times_cpu"]))
-        rows = [[f"{name} {loader['version']}", *_cells(loader)] for name, loader in loaders.items()]
-        texts += [f"**{facts['title']}**", table([*headings, "levels off"], rows)]
+        loaders = dict(sorted(_from_store(facts, LOCAL).items(), key=lambda item: -item[1]["times"]))
+        reference = loaders[REFERENCE]["runs"]
+        rows = [[f"{name} {loader['version']}", *_cells(loader, reference)] for name, loader in loaders.items()]
+        texts += [f"**{facts['title']}**", table([*headings, "MB/worker", "levels off"], rows)]
+        texts.append(_ahead(_relative(loaders, OURS, "times"), "in throughput"))
         texts.append(_ahead(_relative(loaders, OURS, "times_cpu"), "in CPU time"))
         texts += _failures(facts, is_local=True)
-        reference = loaders[REFERENCE]["runs"]
         panels[f"{facts['title']}, relative to {REFERENCE}"] = {
             name: _bar(loader["runs"], reference, loader["times_cpu"]) for name, loader in loaders.items()
         }
@@ -97,6 +98,7 @@ def section_of_stores(facts: Any) -> Section:
             rows.append([
                 name,
                 _times(loader),
+                _rounds(loader["runs"], loaders[f"{REFERENCE}, {store}"]["runs"]),
                 f"{loader['of_local']:.0%} ({loader['of_local_cpu']:.0%})",
                 f"{loader['bytes_per_s'] / 1e6:,.0f}",
                 f"{loader['share_of_raw_read']:.1%}",
@@ -106,7 +108,7 @@ def section_of_stores(facts: Any) -> Section:
             bars[name] = _bar(loader["runs"], local, loader["of_local_cpu"])
         speeds |= _relative(loaders, f"{OURS}, {store}", "times")
         cpu_speeds |= _relative(loaders, f"{OURS}, {store}", "times_cpu")
-    headings = ("loader, store", "times (CPU)", "of the local rate (CPU)", "MB/s", "of raw read", "s to first")
+    headings = ("loader, store", "times (CPU)", "rounds", "of the local rate (CPU)", "MB/s", "raw read", "s to first")
     texts = [f"**{facts['title']}, from servers on the same machine**", table(headings, rows)]
     texts += [_ahead(speeds, "from the same store"), _ahead(cpu_speeds, "from the same store in CPU time")]
     texts += _failures(facts, is_local=False)
@@ -125,11 +127,12 @@ def _failures(facts: Any, *, is_local: bool) -> list[str]:
     return [sentence for name, sentence in sentences if (name in LOADERS) == is_local]
 
 
-def _cells(loader: Mapping[str, Any]) -> list[str]:
+def _cells(loader: Mapping[str, Any], reference: Any) -> list[str]:
     off = loader["difference"]
     return [
-        f"{loader['times_cpu']:.2f}",
         f"{loader['times']:.2f}",
+        _rounds(loader["runs"], reference),
+        f"{loader['times_cpu']:.2f}",
         f"{loader['samples_per_s']:,.0f}",
         f"{1e3 * loader['cpu_s_per_sample']:.2f}",
         f"{loader['seconds_to_first']:.2f}",
@@ -137,6 +140,12 @@ def _cells(loader: Mapping[str, Any]) -> list[str]:
         f"{loader['worker_memory'] / 1e6:,.0f}" if loader["worker_memory"] else "threads",
         "own boxes" if off is None else f"{off:.1f}",
     ]
+
+
+def _rounds(runs: Any, reference: Any) -> str:
+    """Return the lowest and the highest ratio of all rounds."""
+    bar = _bar(runs, reference)
+    return f"{bar.lowest:.2f} to {bar.highest:.2f}"
 
 
 def _relative(loaders: Mapping[str, Mapping[str, Any]], ours: str, figure: str) -> dict[str, float]:
