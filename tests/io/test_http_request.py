@@ -160,14 +160,6 @@ def test_a_proxy_that_refuses_is_logged(tunnel: str, monkeypatch: pytest.MonkeyP
     assert found.value.concerns_all
 
 
-def test_a_proxy_with_endless_headers_is_abandoned(tunnel: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Tunnel, "answer", b"HTTP/1.1 200 OK\r\nX: " + b"a" * 100)
-    monkeypatch.setenv("https_proxy", tunnel)
-    monkeypatch.setattr(Tunnel, "handle", lambda self: self.wfile.write(self.answer) and self.rfile.read())
-    with pytest.raises(ShardOpenError, match=r"far\.invalid/a\.tar cannot be opened: (TimeoutError|OSError)"):
-        read("https://far.invalid/a.tar", timeout_s=0.3, retries=0)
-
-
 def test_a_request_of_a_thread_can_be_interrupted(site: Site) -> None:
     site.answers = {"/a.tar": (200, "stall")}
     stream = open_url(site.url("/a.tar"), retries=0, timeout_s=LIMIT_S)

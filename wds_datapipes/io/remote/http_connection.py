@@ -30,6 +30,8 @@ MAX_HEAD_BYTES = 256 << 10
 TLS_EVENTS: dict[type, int] = {ssl.SSLWantReadError: select.POLLIN, ssl.SSLWantWriteError: select.POLLOUT}
 #: The number of bytes received at once while headers are expected.
 RECEIVED_BYTES = 16 << 10
+#: Linux only: acknowledges the next segments at once.
+QUICKACK: int | None = getattr(socket, "TCP_QUICKACK", None)
 
 
 class Connection:
@@ -71,12 +73,34 @@ class Connection:
         while data:
             data = data[(yield from self.attempt(partial(self.sock.send, data), select.POLLOUT)) :]
         # A server that waits for each acknowledgement would otherwise wait for 40 ms.
-        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+        if QUICKACK is not None:
+            self.sock.setsockopt(socket.IPPROTO_TCP, QUICKACK, 1)
+
+    def secure(self, context: ssl.SSLContext, host: str) -> Steps[None]:
+        """Begin TLS with a server of this name.
+
+        Raises:
+            ssl.SSLError: the server is not trusted, or does not speak TLS.
+        """
+        # A connection that ends without TLS's own message was cut; by default, that looks like the end of the body.
+        self.sock = secured = context.wrap_socket(
+            self.sock, server_hostname=host, do_handshake_on_connect=False, suppress_ragged_eofs=False
+        )
+        yield from self.attempt(secured.do_handshake)
 
     def receive(self, view: memoryview) -> Steps[int]:
-        """Receive the available bytes, at most ``len(view)``; 0 at the end of the connection."""
+        """Receive the available bytes, at most ``len(view)``; 0 at the end of the connection.
+
+        Raises:
+            EOFError: TLS shows that the connection was cut.
+        """
         if not self.received:
-            return (yield from self.attempt(partial(self.sock.recv_into, view)))
+            try:
+                return (yield from self.attempt(partial(self.sock.recv_into, view)))
+            except ssl.SSLEOFError:
+                raise EOFError(
+                    "the connection was cut: it ended without close_notify of TLS, so the rest may be missing"
+                ) from None
         count, rest = move_bytes(memoryview(self.received), view)
         self.received = bytes(rest)
         return count

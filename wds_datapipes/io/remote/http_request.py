@@ -10,7 +10,7 @@ import ssl
 from collections.abc import Hashable, Mapping
 from contextlib import closing, suppress
 from functools import lru_cache
-from http.client import BadStatusLine, HTTPConnection, HTTPException, HTTPSConnection, InvalidURL
+from http.client import BadStatusLine, HTTPException, InvalidURL
 from typing import NamedTuple
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 from urllib.request import proxy_bypass
@@ -29,13 +29,12 @@ SECRET = {"authorization", "cookie", "proxy-authorization"}
 PLAIN = "%/:=&?~#+!$,;'@()*[]"
 #: The client's name; some servers reject requests without one.
 USER_AGENT = {"User-Agent": "wds-datapipes"}
-PORTS, CONNECTIONS = {"http": 80, "https": 443}, {"http": HTTPConnection, "https": HTTPSConnection}
-#: The time limit in seconds for connecting; a host that takes longer is down or blocked by a firewall.
+PORTS = {"http": 80, "https": 443}
+#: The time limit in seconds for connecting, for the answer of a proxy to it, and for TLS to begin; a host that takes
+#: longer is down or blocked by a firewall.
 CONNECT_S = 10.0
 #: The elements of an S3 error that are shown, and the maximum number of bytes searched for them.
 ERROR_PARTS, ERROR_BYTES = re.compile(r"<(Code|Region)>([\w.-]{1,100})</"), 4 << 10
-#: http.client's message when a proxy rejects a connection.
-TUNNEL_REFUSED = re.compile(r"Tunnel connection failed: (\d{3}) ?(.*)", re.DOTALL)
 #: The end of the headers, and the end of a line.
 HEAD_END, LINE_END = re.compile(rb"\r?\n\r?\n"), re.compile(rb"\r?\n")
 #: The first line of a response: the minor version, the status and its description.
@@ -71,10 +70,7 @@ class Response:
         connection.limit(self._seconds)
         self.status = 100
         while 100 <= self.status < 200:
-            line, *lines = str((yield from connection.receive_until(HEAD_END)), "latin-1").split("\n")
-            if (found := STATUS_LINE.fullmatch(line)) is None:
-                raise BadStatusLine(repr(line[:100]))
-            self.status, self.reason, is_old = int(found[2]), found[3] or "", found[1] == "0"
+            (is_old, self.status, self.reason), lines = yield from _receive_lines(connection)
         fields = [line.partition(":") for line in lines]
         self.headers = {name.title(): value.strip() for name, _, value in reversed(fields)}
         option, length = (self.headers.get(name, "").lower() for name in ("Connection", "Content-Length"))
@@ -138,6 +134,14 @@ class Response:
             self.abort()
         self._connection = None
         connection.close()
+
+
+def _receive_lines(connection: Connection) -> Steps[tuple[tuple[bool, int, str], list[str]]]:
+    """Receive the headers of a response; return whether it is HTTP/1.0, its status and reason, and the other lines."""
+    line, *lines = str((yield from connection.receive_until(HEAD_END)), "latin-1").split("\n")
+    if (found := STATUS_LINE.fullmatch(line)) is None:
+        raise BadStatusLine(repr(line[:100]))
+    return (found[1] == "0", int(found[2]), found[3] or ""), lines
 
 
 class HttpStatusError(Exception):
@@ -266,24 +270,38 @@ def _send_once(method: str, place: Place, headers: Mapping[str, str], access: Ac
                 raise
             # A server may close an idle connection at any time.
     yield None
-    return (yield from exchange(_connect(place, proxy, access.context, limit_s)))
+    return (yield from exchange((yield from _connect(place, proxy, access.context, limit_s))))
 
 
-def _connect(place: Place, proxy: SplitResult | None, context: ssl.SSLContext, limit_s: float) -> Connection:
-    scheme, *server = place.server
-    address = server if proxy is None else (str(proxy.hostname), proxy.port or 80)
-    secure = {"context": context} if scheme == "https" else {}
-    made = CONNECTIONS[scheme](*address, timeout=limit_s, **secure)
-    if proxy is not None and secure:
-        made.set_tunnel(*server, _proxy_headers(proxy))
+def _connect(place: Place, proxy: SplitResult | None, context: ssl.SSLContext, limit_s: float) -> Steps[Connection]:
+    scheme, host, port = place.server
+    address = (host, port) if proxy is None else (str(proxy.hostname), proxy.port or 80)
+    connection = Connection(socket.create_connection(address, limit_s))
     try:
-        made.connect()
-    except BaseException as error:
-        made.close()
-        if (refused := TUNNEL_REFUSED.match(str(error))) is None:
-            raise
-        raise HttpStatusError(int(refused[1]), f"{refused[2].strip()} (of the proxy)", {}) from None
-    return Connection(made.sock)
+        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.limit(limit_s)
+        if scheme == "https":
+            if proxy is not None:
+                server = place.host if place.host.endswith(f":{port}") else f"{place.host}:{port}"
+                yield from _open_tunnel(connection, server, proxy)
+            yield from connection.secure(context, host)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _open_tunnel(connection: Connection, server: str, proxy: SplitResult) -> Steps[None]:
+    """Let a proxy forward all bytes to a server.
+
+    Raises:
+        HttpStatusError: the proxy refuses.
+    """
+    lines = "".join(f"{name}: {value}\r\n" for name, value in {"Host": server, **_proxy_headers(proxy)}.items())
+    yield from connection.send(f"CONNECT {server} HTTP/1.1\r\n{lines}\r\n".encode("latin-1"))
+    (_, status, reason), _ = yield from _receive_lines(connection)
+    if not 200 <= status < 300:
+        raise HttpStatusError(status, f"{reason} (of the proxy)", {})
 
 
 def _accept_response(response: Response) -> Steps[Response]:
