@@ -48,6 +48,8 @@ html_baseurl = os.environ.get("READTHEDOCS_CANONICAL_URL", "")
 html_static_path = ["_static"]
 html_css_files = ["pages.css"]
 html_copy_source = False
+# Pages that are no part of a section have none to list.
+html_sidebars: dict[str, list[str]] = {"examples": [], "glossary": [], "changelog": []}
 html_theme_options = {
     "github_url": "https://github.com/wds-datapipes/wds-datapipes",
     "navbar_align": "left",
