@@ -20,13 +20,13 @@ from wds_datapipes.codecs.crops import CenterCrop, RandomResizedCrop
 from wds_datapipes.codecs.extensions import Continue, handle_extension
 from wds_datapipes.datapipes import graph as _graph
 from wds_datapipes.extras import require as _require
+from wds_datapipes.foreign_names import explain_name as _explain_name
 from wds_datapipes.io.openers import register_opener
 from wds_datapipes.io.read_limits import ReadLimits
 from wds_datapipes.loading.torchdata_patches.patches import apply as _apply_patches
 from wds_datapipes.loading.torchdata_patches.patches import list_patches
 from wds_datapipes.on_error.policy import ErrorBudget, read_quarantine
 from wds_datapipes.pipes import DatasetSpec, DirectoryShards, MockSamples, ShardList, Stage
-from wds_datapipes.pipes.foreign_stages import explain_name as _explain_name
 from wds_datapipes.pipes.samples.field_codecs import register_decoder
 from wds_datapipes.samples.batching import collate_samples
 from wds_datapipes.samples.keys import first_dot, last_dot

@@ -2,36 +2,103 @@
 
 from __future__ import annotations
 
+import gc
+import inspect
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import webdataset
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
+from webdataset.compat import FluidInterface
 
 import wds_datapipes
 from wds_datapipes import ImageDecoder, MockSamples, ShardList
-from wds_datapipes.pipes.foreign_stages import NAMES
+from wds_datapipes.foreign_names import ARGUMENTS, HUGGING_FACE, TORCHDATA, WEBDATASET
 from wds_datapipes.pipes.stage import register_stage
 
 PAGE = (Path(__file__).parents[2] / "docs/how-to/move-from-webdataset.md").read_text("utf-8")
 SAMPLES = MockSamples({"__key__": "a", "jpg": b""}, 1)
+FLUID = {name for name in dir(FluidInterface) if not name.startswith("_")}
+
+
+NAMES = {
+    name: (package, advice)
+    for package, names in (("torchdata", TORCHDATA), ("Hugging Face", HUGGING_FACE), ("webdataset", WEBDATASET))
+    for name, advice in names.items()
+}
+#: Stages of torch, which do not derive from ours.
+BATCHES = SAMPLES.batch(2)
+MODULES = {name for name in dir(webdataset) if inspect.ismodule(getattr(webdataset, name))}
+
+
+def test_every_public_name_of_webdataset_has_an_advice() -> None:
+    public = {name for name in dir(webdataset) if not name.startswith("_")} - MODULES
+    assert len(public) > 60
+    assert sorted({*public, *FLUID} - set(WEBDATASET) - set(wds_datapipes.__all__)) == []
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name_of_webdataset_leads_to_stages_that_exist_as_on_the_page(name: str) -> None:
-    owner = wds_datapipes if name[0].isupper() else SAMPLES
-    with pytest.raises(AttributeError, match=re.escape(f". For webdataset's {name}, write {NAMES[name]}")) as raised:
-        getattr(owner, name)
-    assert (raised.value.name, raised.value.obj) == (name, owner)
-    assert name not in {*IterDataPipe.functions, *wds_datapipes.__all__}
-    stages = re.findall(r"\.(\w+)\(", NAMES[name])
-    assert {*stages} <= {*IterDataPipe.functions}
-    rows = [row for row in PAGE.splitlines() if re.search(rf"^\| [^|]*`[^`|]*\b{name}\b", row)]
-    for each in {*stages, *re.findall(r"\b[A-Z]\w+", NAMES[name])} - {"shuffle"}:
-        assert any(each in row for row in rows)
+def test_a_name_of_another_package_leads_to_what_exists_here(name: str) -> None:
+    package, advice = NAMES[name]
+    for owner in [wds_datapipes, *(() if name in IterDataPipe.functions else (SAMPLES, BATCHES))]:
+        text = f". For {package}'s {name}, write {advice}"
+        with pytest.raises(AttributeError, match=re.escape(text)) as raised:
+            getattr(owner, name)
+        assert (raised.value.name, raised.value.obj) == (name, owner)
+    assert name not in wds_datapipes.__all__
+    stages = {*re.findall(r"\.(\w+)\(", advice)} - {"open", "set_epoch"}
+    assert stages <= {*IterDataPipe.functions}
+    if package == "webdataset" and name not in MODULES:
+        rows = [row for row in PAGE.splitlines() if re.search(rf"^\| [^|]*`[^`|]*\b{name}\b", row)]
+        for each in {*stages, *re.findall(r"\b[A-Z]\w+", advice)} - {"shuffle", "cycle", "DatasetSpec"}:
+            assert any(each in row for row in rows), each
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_an_argument_of_another_package_leads_to_what_exists_here(name: str) -> None:
+    advice = f"has no argument {name!r}. For {name}= of other packages, write {ARGUMENTS[name]}. It takes urls"
+    with pytest.raises(TypeError, match=re.escape(f"ShardList() {advice}")):
+        ShardList("a.tar", **{name: 1})  # type: ignore[arg-type]
+    assert {*re.findall(r"\.(\w+)\(", ARGUMENTS[name])} - {"seed"} <= {*IterDataPipe.functions}
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ("samples.shuffle(1000)", r"\.shuffle\(\) takes no positional .* write \.shuffle_samples\(1000\)"),
+        ("samples.batch(2).shuffle(10)", r"\.shuffle\(\) takes no positional .* write \.shuffle_samples\(10\)"),
+        ("samples.shuffle(bufsize=10)", r"^\.shuffle\(\) has no argument 'bufsize'. Did you mean 'buffer_size'\?"),
+        ("samples.shuffle_samples()", r"^\.shuffle_samples\(\) got .*missing.*'buffer_size'\. It takes buffer_size"),
+        ("samples.shuffle_samples(1, 2)", r"^\.shuffle_samples\(\) got wrong arguments: too many positional"),
+        ("samples.load_wds_shards(handler=1)", r"^\.load_wds_shards\(\) has no .* write on_error=\. It takes select_"),
+        ("samples.to_tuple('a', missin=1)", r"^\.to_tuple\(\) has no argument 'missin'\. Did you mean 'missing'\?"),
+        ("samples.write_wds_shards('%d.tar', foo=1)", r"^\.write_wds_shards\(\) has no argument 'foo'\. It takes patt"),
+        (
+            "wds_datapipes.TarWriter('a.tar', level=9)",
+            r"^TarWriter\(\) has no argument 'level'\. It takes target, user",
+        ),
+        ("wds_datapipes.ShardWriter('%d', count=9)", r"^ShardWriter\(\) has no argument 'count'\. .*compress, encoder"),
+        ("wds_datapipes.create_shards([], '%d', a=1)", r"^create_shards\(\) has no argument 'a'.*remove_old"),
+        ("wds_datapipes.IndexedSamples('a', cache_dir='b')", r"Write access=AccessOptions\(cache_dir=\.\.\.\)"),
+        ("wds_datapipes.StatefulShards(samples, shuffle=True)", r"^StatefulShards\(\) has no argument 'shuffle'"),
+        ("wds_datapipes.ShardReadingService(workers=2)", r"^ShardReadingService\(\) has no .* mean 'num_workers'\?"),
+        ("wds_datapipes.ErrorBudget(max_error=2)", r"^ErrorBudget\(\) has no .*Did you mean 'max_errors'\?"),
+    ],
+)
+def test_a_wrong_call_is_named_as_it_is_written(call: str, message: str, folder: Path) -> None:
+    ignored: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "unraisablehook", ignored.append)
+        with pytest.raises(TypeError, match=message):
+            eval(call, {"samples": SAMPLES, "wds_datapipes": wds_datapipes})
+        gc.collect()
+    assert ignored == []
+    assert list(folder.iterdir()) == []
 
 
 def test_python_compares_a_misspelt_name_with_those_that_exist() -> None:

@@ -35,7 +35,7 @@ import wds_datapipes
         ("shuffle_samples", ("100",), {}, "buffer_size must be an integer, not '100'"),
         ("wds_encode", (), {"pts": {"quality": 9}}, r"options are for images.*not for 'pts'"),
         ("write_wds_shards", ("train.tar",), {}, "one placeholder for the number, as in .*, not 'train.tar'"),
-        ("write_wds_shards", ("a-%d.tar",), {"compres": "gz"}, "keyword argument 'compres'"),
+        ("write_wds_shards", ("a-%d.tar",), {"compres": "gz"}, "has no argument 'compres'. Did you mean 'compress'"),
         ("write_wds_shards", ("a-%d.tar",), {"share": None}, "keyword argument 'share'"),
         ("wds_encode", (), {"jpg": 95}, r"function of a value, or a dict of options.*not 95"),
         ("wds_encode", (), {"on_error": "stop"}, r"on_error must be \"raise\""),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,9 +10,11 @@ import pytest
 import torch
 from PIL import Image
 from same_values import assert_same
+from torch.utils.data import DataLoader, IterDataPipe
+from torch.utils.data.datapipes.iter import IterableWrapper
 from webdataset.filters import default_collation_fn
 
-from wds_datapipes import collate_samples
+from wds_datapipes import ImageDecoder, RandomResizedCrop, ShardList, ShardWriter, collate_samples
 
 PICTURES = [Image.new("L", (2, 2), color) for color in (0, 255)]
 
@@ -85,3 +88,64 @@ def test_ragged_fields_are_an_error_or_a_list(name: str) -> None:
 def test_invalid_batches(samples: list[Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         collate_samples(samples)
+
+
+@pytest.fixture
+def photos(folder: Path) -> IterDataPipe[Any]:
+    """Samples with images of different sizes."""
+    with ShardWriter("a-%d.tar", verbose=False) as writer:
+        for number in range(4):
+            image = np.full((40 + number, 60, 3), 7, np.uint8)
+            writer.write({"__key__": str(number), "jpg": image, "cls": number})
+    samples: IterDataPipe[Any] = ShardList(f"{folder}/a-0.tar").load_wds_shards().group_samples()
+    return samples
+
+
+SIZES = (
+    r"cannot stack the field 'jpg;png': .* shapes \(3, 40, 60\) and \(3, 41, 60\)\. Decode .*"
+    r'wds_decode\(ImageDecoder\("torchrgb8", crop=RandomResizedCrop\(224\)\)\)'
+)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_images_of_different_sizes_lead_to_a_crop(photos: IterDataPipe[Any], workers: int) -> None:
+    batches = photos.wds_decode("torchrgb8").to_tuple("jpg;png", "cls").map_tuple(None, int).batch(2).collate()
+    with pytest.raises(RuntimeError, match=SIZES):
+        list(DataLoader(batches, batch_size=None, num_workers=workers))
+    crop = ImageDecoder("torchrgb8", crop=RandomResizedCrop(32))
+    images, labels = next(iter(photos.wds_decode(crop).to_tuple("jpg;png", "cls").batch(4).collate()))
+    assert (tuple(images.shape), labels.tolist()) == ((4, 3, 32, 32), [0, 1, 2, 3])
+    with pytest.raises(ValueError, match=r"field 'jpg' has .*ImageDecoder\(crop=RandomResizedCrop\(224\)\)"):
+        list(photos.wds_decode("torchrgb8").batch(2).collate(collate_fn=collate_samples))
+
+
+#: Items that torch's ``.collate()`` refuses, and what the error says.
+REFUSED: dict[str, tuple[list[Any], str]] = {
+    "a sample": ([{"a": 1}], r"needs lists of samples, but got a dict: put \.batch\(n\) before it"),
+    "a tuple": ([(torch.zeros(3), 1)], r"needs lists of samples, but got a tuple: put \.batch\(n\) before it"),
+    "lengths": ([[(torch.zeros(2),), (torch.zeros(3),)]], r"element 0: .* \(2,\) and \(3,\)\. Pad .*ragged=\"list\""),
+    "arrays": ([[{"a": np.zeros(2)}, {"a": np.zeros(3)}]], r"cannot stack the field 'a'.* \(2,\) and \(3,\)\. Pad"),
+    "many shapes": ([[(np.zeros(n),) for n in range(9)]], r"\(0,\) and \(1,\) and \(2,\) and 6 others"),
+    "types": ([[("a", 1), ("b", "c")]], "values of one type in element 1, but this batch has int, str"),
+    "fields": ([[{"a": 1, "b": 2}, {"b": 2}]], "some lack the field 'a'"),
+    "PIL images": ([[{"png": PICTURES[0]}]], r"the field 'png' is a Image\. Decode images with \.wds_decode\(\"torch"),
+    "nothing": ([[(None,)]], "element 0 is a NoneType"),
+    "lists": ([[{"json": [1]}, {"json": [1, 2]}]], "needs lists of one size in the field 'json'"),
+    "dicts": ([[{"json": {"a": 1}}, {"json": {"b": 1}}]], "needs dicts of one size in the field 'json'"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_batch_that_torch_refuses_is_explained(case: str) -> None:
+    items, message = REFUSED[case]
+    with pytest.raises((RuntimeError, TypeError), match=rf"\.collate\(\) .*{message}"):
+        list(IterableWrapper(items).collate())
+
+
+def fail(batch: list[Any]) -> None:
+    raise RuntimeError(f"no {batch[0]}")
+
+
+def test_an_error_of_a_function_for_batches_remains() -> None:
+    with pytest.raises(RuntimeError, match="no 7"):
+        list(IterableWrapper([7, "a"]).batch(2).collate(collate_fn=fail))

@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass
 from random import Random
 from typing import ClassVar, Literal, NamedTuple, TypeAlias, cast
 
-from wds_datapipes.arguments import check_choice
+from wds_datapipes.arguments import check_choice, checks_calls
 
 Interpolation: TypeAlias = Literal["bilinear", "bicubic"]
 
@@ -62,6 +62,7 @@ class Crop(ABC):
         """Return the box for an image of this size; it must lie within the image."""
 
 
+@checks_calls
 @dataclass(frozen=True)
 class RandomResizedCrop(Crop):
     """Crops a random part of each image and resizes it, like torchvision's transform of the same name.
@@ -115,6 +116,7 @@ class RandomResizedCrop(Crop):
         return Box((width - wide) // 2, (height - tall) // 2, wide, tall, is_mirrored)
 
 
+@checks_calls
 @dataclass(frozen=True)
 class CenterCrop(Crop):
     """Crops the central square of each image and resizes it, as usual in validation.

@@ -13,6 +13,7 @@ from wds_datapipes.codecs.extensions import ByExtension, FieldName, as_continue,
 from wds_datapipes.codecs.field_chain import FieldChain, FieldPlan, FieldStep, gunzip, name_field
 from wds_datapipes.errors import DecodeError, MissingDependencyError, UnsafeInputError
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
+from wds_datapipes.samples.fields import FROM_TORCHDATA
 from wds_datapipes.types import Sample
 
 if TYPE_CHECKING:
@@ -171,10 +172,10 @@ def _as_bytes(sample: Sample, field: str) -> bytes:
     data = sample[field]
     if isinstance(data, bytes | bytearray | memoryview):
         return bytes(data)
-    raise DecodeError(
-        f"{name_field(sample, field)} is of type {type(data).__name__}, not bytes. If it is already decoded, pass "
-        f"partial=True to wds_decode to keep it, or select the fields to decode with only="
-    )
+    advice = "If it is already decoded, pass partial=True to wds_decode to keep it, or select fields with only="
+    if field[:1] == "." and hasattr(data, "read"):
+        advice = FROM_TORCHDATA
+    raise DecodeError(f"{name_field(sample, field)} is of type {type(data).__name__}, not bytes. {advice}")
 
 
 def _decode_error(sample: Sample, field: str, decoder: str, data: bytes, error: Exception) -> DecodeError:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
+from wds_datapipes.arguments import checks_calls
 from wds_datapipes.codecs import IMAGE_FORMATS
 from wds_datapipes.codecs.crops import GLOBAL_RNG, Box, Crop
 from wds_datapipes.codecs.extensions import ByExtension, split_extensions
@@ -78,6 +79,7 @@ MODES = {
 }
 
 
+@checks_calls
 class ImageDecoder(ByExtension):
     """Decodes image fields to arrays, tensors or Pillow images.
 

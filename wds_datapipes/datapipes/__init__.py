@@ -14,7 +14,7 @@ warnings.filterwarnings("ignore", "(?is)(?=.*data ?pipe).*deprecat", module=r"(a
 
 try:
     from torch.utils.data import IterDataPipe, MapDataPipe, functional_datapipe, graph, graph_settings
-    from torch.utils.data.datapipes.iter import IterableWrapper, ShardingFilter, Shuffler
+    from torch.utils.data.datapipes.iter import Collator, IterableWrapper, ShardingFilter, Shuffler
     from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
     from torch.utils.data.graph import traverse_dps
 except ImportError:

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy.typing as npt
 
-from wds_datapipes.arguments import check_choice, check_integer, check_optional_integer
+from wds_datapipes.arguments import check_choice, check_integer, check_optional_integer, checks_calls
 from wds_datapipes.index.order.sample_order import Lengths
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
@@ -25,6 +25,7 @@ Exclude: TypeAlias = "str | os.PathLike[str] | Callable[[ShardIndex], npt.ArrayL
 HELD_BYTES = 64 << 20
 
 
+@checks_calls
 @dataclass(frozen=True, kw_only=True)
 class IndexOptions:
     """How shards are indexed; shared by `build_index`, `build_indexes` and the index that a `TarWriter` writes.
@@ -65,6 +66,7 @@ class IndexOptions:
         check_choice("end_marker", self.end_marker, EndMarker)
 
 
+@checks_calls
 @dataclass(frozen=True, kw_only=True)
 class AccessOptions:
     """How `IndexedSamples` finds indexes and opens shards.
@@ -113,6 +115,7 @@ class AccessOptions:
             raise ValueError("cache_bytes limits the copies in cache_dir, so it requires cache_dir")
 
 
+@checks_calls
 @dataclass(frozen=True)
 class Join:
     """Another dataset, whose fields `IndexedSamples` adds to the samples with the same keys.
@@ -134,6 +137,7 @@ class Join:
         check_choice("missing", self.missing, Lacking)
 
 
+@checks_calls
 @dataclass(frozen=True, kw_only=True)
 class EpochOptions:
     """Which samples an epoch of `IndexedSamples` has and how they are combined.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, fields
 
+from wds_datapipes.arguments import checks_calls
 from wds_datapipes.errors import ReadLimitError, TruncatedShardError
 
 #: The expansion limit applies only above this many uncompressed bytes.
@@ -13,6 +14,7 @@ EXPANSION_FROM_BYTES = 1 << 30
 NO_LIMIT = sys.maxsize
 
 
+@checks_calls
 @dataclass(frozen=True, kw_only=True)
 class ReadLimits:
     """Limits on the resources that reading a shard may take; a shard beyond them raises `ReadLimitError`.

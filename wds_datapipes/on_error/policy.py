@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
-from wds_datapipes.arguments import check_integer, check_optional_integer
+from wds_datapipes.arguments import check_integer, check_optional_integer, checks_calls
 from wds_datapipes.counters import Counters, Skipped, SkippedItem
 from wds_datapipes.errors import (
     CorruptSidecarError,
@@ -42,6 +42,7 @@ HANDLERS = {
 }
 
 
+@checks_calls
 @dataclass(frozen=True)
 class ErrorBudget:
     """An error policy that skips some items and raises an error when there are too many.

@@ -1,4 +1,4 @@
-"""The declarations of stages of torch and torchdata, and webdataset's names for stages."""
+"""The declarations of stages of torch and torchdata."""
 
 from __future__ import annotations
 
@@ -15,33 +15,6 @@ _ROTATION = "_wds_datapipes_turn"
 
 #: The default size of the buffer of torch's ``.shuffle()``.
 TORCH_BUFFER_SIZE = 10_000
-
-#: Maps names of webdataset to their equivalents in this package.
-NAMES = {
-    "WebDataset": "ShardList(urls).shuffle().sharding_filter().load_wds_shards().group_samples()",
-    "WebLoader": "DataLoader2(pipe, reading_service=ShardReadingService(num_workers=4))",
-    "DataPipeline": "a chain of stages, as in ShardList(urls).load_wds_shards().group_samples()",
-    "SimpleShardList": "ShardList(urls)",
-    "ResampledShards": "ShardList(urls).resample_wds_shards()",
-    "RandomMix": ".mix_samples(other, weights=)",
-    "RoundRobin": ".mix_samples(other)",
-    "batched": ".batch(n).collate(collate_fn=collate_samples)",
-    "decode": ".wds_decode()",
-    "detshuffle": ".shuffle_samples(n)",
-    "group_by_keys": ".group_samples()",
-    "listed": ".batch(n)",
-    "log_keys": ".log_samples(positions=)",
-    "repeatedly": ".with_epoch(n), or .cycle()",
-    "resampled": ".resample_wds_shards()",
-    "select": ".filter(f)",
-    "split_by_node": ".sharding_filter()",
-    "split_by_worker": ".sharding_filter()",
-    "tarfile_samples": ".load_wds_shards().group_samples()",
-    "tarfile_to_samples": ".load_wds_shards().group_samples()",
-    "unbatched": ".unbatch_samples()",
-    "unlisted": ".unbatch()",
-    "xdecode": ".wds_decode(png=f)",
-}
 
 _MIXED = "Use .mix_samples(), or mix the shards before .load_wds_shards()"
 
@@ -211,12 +184,3 @@ def declared(pipe: Any) -> Declarations:
         return pipe
     kind = loop_of(*type(pipe).__mro__) or type(pipe)
     return STAGES.get(kind.__module__.partition(".")[0], {}).get(kind.__name__, ForeignStage)(pipe)
-
-
-def explain_name(name: str) -> str:
-    """Return the equivalent of a name of webdataset, to append to an error; "" for an unknown name.
-
-    >>> explain_name("listed")
-    ". For webdataset's listed, write .batch(n)"
-    """
-    return f". For webdataset's {name}, write {NAMES[name]}" if name in NAMES else ""

@@ -28,6 +28,14 @@ _PIPES = frozenset({IterDataPipe, MapDataPipe})
 #: Classes that define no loop, or an empty one.
 _ABSTRACT = frozenset(IterDataPipe.__mro__)
 
+#: Stages after which the elements of a tuple are those before it.
+_KEEP_TUPLES = frozenset(
+    {
+        *(".batch", ".filter", ".map_tuple", ".non_empty", ".rsample", ".shuffle", ".shuffle_samples"),
+        *(".slice_samples", ".with_epoch", ".with_length"),
+    }
+)
+
 
 def count_yielded(stage: Any) -> int:
     """Return the number of items that a stage has yielded in its latest iteration, by torch's counter."""
@@ -58,6 +66,17 @@ def call_of(stage: Any) -> str:
     """Return the call that appends a stage, such as ``.batch()``, or the class of a source."""
     name = functional_name_of(stage)
     return f"{name}()" if name.startswith(".") else name
+
+
+def names_of_elements(stage: Any) -> list[str]:
+    """Return the names of the elements of the tuples that a stage reads, if ``.to_tuple()`` has made them."""
+    while stage is not None:
+        stage = next(sources_of(stage), None)
+        if functional_name_of(stage) == ".to_tuple":
+            return [name for spec in stage.specs for name in spec.split()]
+        if functional_name_of(stage) not in _KEEP_TUPLES:
+            break
+    return []
 
 
 def loop_of(*kinds: type) -> type | None:

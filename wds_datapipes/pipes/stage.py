@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import update_wrapper
 from typing import Any, Generic, TypeVar
 
+from wds_datapipes.arguments import check_call, checks_calls
 from wds_datapipes.counters import Counters
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.datapipes.iteration import checked
 from wds_datapipes.errors import StateError
+from wds_datapipes.foreign_names import explain_name
 from wds_datapipes.on_error.policy import CountedErrors, check_on_error
 from wds_datapipes.pipes.declarations import Declarations
-from wds_datapipes.pipes.foreign_stages import declared, explain_name
+from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.inspection import name_of, sources_of, upstream
 from wds_datapipes.samples.position_buffer import plain_state
 from wds_datapipes.shards.position import ItemCounter, SamplePosition
@@ -168,6 +170,11 @@ class EngineStage(Stage[T_co]):
     #: The loaded state, until the next iteration starts.
     _loaded: Any = None
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__init__" in vars(cls):
+            checks_calls(cls)
+
     def __len__(self) -> int:
         """Return the number of items of an epoch in this process."""
         if not self.is_one_to_one:
@@ -313,6 +320,7 @@ def register_stage(name: str) -> Callable[[C], C]:
         construct: Callable[..., IterDataPipe[Any]] = stage
 
         def build(source: IterDataPipe[Any], /, *arguments: Any, **options: Any) -> IterDataPipe[Any]:
+            check_call(f".{name}()", vars(stage)["__init__"], (None, source, *arguments), options, hidden=2)
             return construct(source, *arguments, **options)
 
         IterDataPipe.register_function(name, update_wrapper(build, stage, assigned=("__doc__",), updated=()))

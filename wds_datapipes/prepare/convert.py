@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from wds_datapipes.arguments import check_choice
+from wds_datapipes.arguments import check_choice, checks_calls, takes_options
 from wds_datapipes.codecs.decoding import Decoder
 from wds_datapipes.errors import ConversionError, ShardOpenError, StateError, plural
 from wds_datapipes.io.compression.formats import strip_shard_suffix
@@ -68,6 +68,8 @@ class ShardSamples:
         return group_samples(read_shards([item], reading), key_rule=key_rule, on_error=on_error)
 
 
+@checks_calls
+@takes_options(RunKeywords)
 def convert_shards(
     function: Function | WholeShards,
     shards: Shards,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from operator import length_hint
 from typing import TYPE_CHECKING, NoReturn
 
-from wds_datapipes.arguments import check_optional_integer
+from wds_datapipes.arguments import check_optional_integer, checks_calls, takes_options
 from wds_datapipes.codecs.decoding import Decoder
 from wds_datapipes.errors import EmptySourceError, SampleSourceError, WdsError, WorkerDiedError
 from wds_datapipes.io.openers import redact
@@ -63,6 +63,8 @@ class PlannedSamples:
         return {**sample, "__url__": spec.location}
 
 
+@checks_calls
+@takes_options(RunKeywords)
 def create_shards(
     source: Source,
     output: str | os.PathLike[str],

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from wds_datapipes.arguments import checks_calls
 from wds_datapipes.parallel.map_shards import Shards, collect_shards, resolve_shards
 from wds_datapipes.prepare.shard_contents import ScanKeywords, ScanOptions, ShardFault, read_contents
 
@@ -70,6 +71,7 @@ class DatasetStats:
     faults: list[ShardFault] = field(default_factory=list)
 
 
+@checks_calls
 def dataset_stats(
     shards: Shards, *, num_workers: int | None = None, progress: bool = True, **scan: Unpack[ScanKeywords]
 ) -> DatasetStats:

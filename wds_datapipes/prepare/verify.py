@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from wds_datapipes.arguments import checks_calls
 from wds_datapipes.codecs.decoding import DecoderChain
 from wds_datapipes.codecs.field_chain import convert_samples
 from wds_datapipes.errors import MissingSidecarError, ShardError, SidecarError, UnsafeInputError, plural
@@ -82,6 +83,7 @@ class VerifiedShard:
         self.add_fault(type(error).__name__, str(error))
 
 
+@checks_calls
 def verify_shards(
     shards: Shards,
     *,

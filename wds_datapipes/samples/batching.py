@@ -81,10 +81,76 @@ def _column(values: list[Any], name: object, combine_tensors: bool, combine_scal
         return np.array(values) if torch is None or kind is np.ndarray else torch.stack(values)
     if ragged == "list":
         return values
+    are_images = all(getattr(value, "ndim", 0) == 3 for value in values)
+    crop = "Decode images to one size with ImageDecoder(crop=RandomResizedCrop(224)). " if are_images else ""
     raise ValueError(
         f"collate_samples stacks tensors and arrays of the same shape, but field {name!r} has "
-        f"{', '.join(sorted(map(str, shapes)))}. Pad them first, or keep them in a list with "
-        f'functools.partial(collate_samples, ragged="list")'
+        f"{', '.join(sorted(map(str, shapes)))}. {crop}Pad them "
+        'first, or keep them in a list with functools.partial(collate_samples, ragged="list")'
+    )
+
+
+def explain_collation(batch: object, names: Sequence[str] = ()) -> str:
+    """Return the reason why torch's ``default_collate`` has refused a batch, and what to do; "" if it is unknown.
+
+    Args:
+        batch: what it has refused.
+        names: the names of the fields, if samples are tuples.
+
+    Examples:
+        >>> explain_collation([(np.zeros(2),), (np.zeros(3),)], ["npy"]).partition(". ")[0]
+        ".collate() cannot stack the field 'npy': the samples of this batch have the shapes (2,) and (3,)"
+    """
+    if not isinstance(batch, list):
+        return (
+            f".collate() needs lists of samples, but got a {type(batch).__name__}: put .batch(n) before it, which "
+            "makes lists of n samples"
+        )
+    rows = [dict(each) if isinstance(each, Mapping) else _elements(each, names) for each in batch]
+    for name, first in (rows[0] if rows else {}).items():
+        values = [row[name] for row in rows if name in row]
+        what = f"the field {name!r}" if isinstance(name, str) else f"element {name}"
+        if len(values) < len(rows):
+            return (
+                f".collate() needs samples with the same fields, but some lack {what}. Select fields with .to_tuple()"
+            )
+        kinds = sorted({type(value).__name__ for value in values})
+        if len(kinds) > 1:
+            return f".collate() needs values of one type in {what}, but this batch has {', '.join(kinds)}"
+        if isinstance(first, np.ndarray) or _is_tensor(first):
+            shapes = sorted({tuple(value.shape) for value in values})
+            if len(shapes) > 1:
+                return _explain_shapes(what, shapes)
+        elif isinstance(first, Mapping | list | tuple):
+            if len({tuple(value) if isinstance(value, Mapping) else len(value) for value in values}) > 1:
+                return (
+                    f".collate() needs {kinds[0]}s of one size in {what}. Select what the loop needs with "
+                    ".map_samples(f), or keep lists and dicts with .collate(collate_fn=collate_samples)"
+                )
+        elif not isinstance(first, int | float | str | bytes):
+            return (
+                f".collate() stacks tensors, arrays and numbers, but {what} is a {kinds[0]}. Decode images with "
+                '.wds_decode("torchrgb8"), or keep objects in lists with .collate(collate_fn=collate_samples)'
+            )
+    return ""
+
+
+def _elements(sample: object, names: Sequence[str]) -> dict[Any, Any]:
+    values = sample if isinstance(sample, tuple | list) else (sample,)
+    return {names[number] if number < len(names) else number: value for number, value in enumerate(values)}
+
+
+def _explain_shapes(what: str, shapes: Sequence[tuple[int, ...]]) -> str:
+    listed = " and ".join([*map(str, shapes[:3]), *([f"{len(shapes) - 3} others"] if len(shapes) > 3 else [])])
+    found = f".collate() cannot stack {what}: the samples of this batch have the shapes {listed}. "
+    if all(len(shape) == 3 for shape in shapes):
+        return (
+            f"{found}Decode images to one size, as in "
+            '.wds_decode(ImageDecoder("torchrgb8", crop=RandomResizedCrop(224))), or with crop=CenterCrop(224)'
+        )
+    return (
+        f"{found}Pad them in a function, .collate(collate_fn=f), or keep them in a list with "
+        '.collate(collate_fn=partial(collate_samples, ragged="list"))'
     )
 
 

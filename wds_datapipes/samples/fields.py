@@ -16,6 +16,12 @@ Missing: TypeAlias = Literal["raise", "none"]
 Lacking: TypeAlias = Literal["raise", "keep", "skip"]
 """What to do with a sample that lacks a field or an entry: choices for ``missing=`` in stages that return samples."""
 
+#: What to do with samples of torchdata's stages, whose fields are streams and have a dot in their names.
+FROM_TORCHDATA = (
+    "Fields with a dot come from torchdata's .load_from_tar().webdataset(): write ShardList(urls).load_wds_shards()"
+    ".group_samples() instead"
+)
+
 Function: TypeAlias = Callable[[Any], Any]
 T = TypeVar("T")
 
@@ -142,16 +148,20 @@ class WrongItemError(TypeError):
 
 def not_a_sample_error(stage: str, item: object) -> WrongItemError:
     """Return the error for an item that is not a sample."""
-    return WrongItemError(
-        f"{stage} needs samples, which are dicts of fields, but got a {type(item).__name__}: "
-        f"put it after group_samples and before stages such as to_tuple"
-    )
+    advice = {
+        "str": "put .load_wds_shards().group_samples() before it, which read shards into samples",
+        "Member": "put it after group_samples and before stages such as to_tuple",
+        "DataChunk": "put it before .batch()",
+    }
+    place = advice.get(type(item).__name__, advice["Member"])
+    return WrongItemError(f"{stage} needs samples, which are dicts of fields, but got a {type(item).__name__}: {place}")
 
 
 def missing_field_error(what: str, sample: Sample) -> MissingFieldError:
     """Return the error for a sample that lacks a field; ``what`` says which one is needed."""
     fields = [name for name in sample if name[:2] != "__"]
-    return MissingFieldError(f"{what}, but {describe_sample(sample)} has {fields}")
+    advice = f". {FROM_TORCHDATA}" if any(name[:1] == "." for name in fields) else ""
+    return MissingFieldError(f"{what}, but {describe_sample(sample)} has {fields}{advice}")
 
 
 def describe_sample(sample: Sample) -> str:

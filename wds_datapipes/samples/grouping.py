@@ -281,15 +281,21 @@ def _continues_shard(member: MemberTuple, source: Shard | str, reached: int) -> 
     return own is source or (own == source and (isinstance(own, str) or own.number < 0))
 
 
-def _check_member(member: MemberTuple) -> MemberTuple:
-    try:
-        _, _, _, _ = member
-    except (TypeError, ValueError):
-        raise TypeError(
-            f"group_samples needs members (shard, name, data, offset), as load_wds_shards yields them, but got "
-            f"{type(member).__name__}: {short_repr(member)}"
-        ) from None
-    return member
+def _check_member(member: Any) -> MemberTuple:
+    is_whole = isinstance(member, tuple | list) and len(member) == 4
+    if is_whole and isinstance(member[0], Shard | str) and isinstance(member[1], str) and isinstance(member[3], int):
+        return member  # type: ignore[no-any-return]
+    advice, kind = "", type(member).__name__
+    if isinstance(member, str):
+        advice = ". Put .load_wds_shards() before it, which reads the members of shards"
+    elif isinstance(member, dict):
+        advice = ". It may already be a sample; records are samples without .group_samples()"
+    elif isinstance(member, tuple):
+        advice = ". In place of torchdata's .load_from_tar(), write ShardList(urls).load_wds_shards()"
+    raise TypeError(
+        f"group_samples needs members (shard, name, data, offset), as load_wds_shards yields them, but got {kind}: "
+        f"{short_repr(member)}{advice}"
+    )
 
 
 class _FieldNames(dict[str, str]):

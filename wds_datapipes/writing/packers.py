@@ -45,8 +45,11 @@ def key_of(sample: Sample) -> str:
         key = sample["__key__"]
     except (TypeError, KeyError):
         fields = f" with {' '.join(map(str, sample))}" if hasattr(sample, "keys") else ""
+        advice = "Add a key, as in {'__key__': f'{number:06d}', **sample}"
+        if not fields:
+            advice = "Write samples as .group_samples() yields them, before stages such as .to_tuple() and .batch()"
         raise EncodeError(
-            f"A sample must be a dict with __key__ and its fields, not {describe_value(sample)}{fields}"
+            f"A sample must be a dict with __key__ and its fields, not {describe_value(sample)}{fields}. {advice}"
         ) from None
     if not isinstance(key, str):
         raise EncodeError(

@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from wds_datapipes.arguments import checks_calls, takes_options
 from wds_datapipes.errors import EncodeError
 from wds_datapipes.index.build import index_members
 from wds_datapipes.index.file_format import index_url, write_index
@@ -238,6 +239,7 @@ class HashingWriter:
         self._thread.shutdown()
 
 
+@checks_calls
 class TarWriter(ShardFile):
     """Writes samples to a single shard, which appears under its name once it is complete.
 
@@ -272,5 +274,6 @@ class TarWriter(ShardFile):
         ['000.txt', '000.cls', '001.txt', '001.cls']
     """
 
+    @takes_options(WriteKeywords)
     def __init__(self, target: str | os.PathLike[str] | BinaryIO | Sink, **options: Unpack[WriteKeywords]) -> None:
         super().__init__(target, WriteOptions(**options))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeAlias
 
-from wds_datapipes.arguments import check_choice, check_integer
+from wds_datapipes.arguments import check_choice, check_integer, checks_calls, takes_options
 from wds_datapipes.errors import EncodeError, SampleError, UnsafeInputError, plural
 from wds_datapipes.io.compression.formats import find_compression
 from wds_datapipes.io.openers import local_path, redact
@@ -43,6 +43,7 @@ ALONE = Instance()
 OldShards: TypeAlias = Literal["warn", "remove", "keep"]
 
 
+@checks_calls
 class ShardWriter:
     """Writes samples to numbered shards; each appears once it is complete.
 
@@ -89,6 +90,7 @@ class ShardWriter:
         [('train-000.tar', 2), ('train-001.tar', 2), ('train-002.tar', 1)]
     """
 
+    @takes_options(WriteKeywords)
     def __init__(
         self,
         pattern: str | os.PathLike[str],

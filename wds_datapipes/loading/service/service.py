@@ -11,7 +11,7 @@ from dataclasses import replace
 from numbers import Real
 from typing import Any
 
-from wds_datapipes.arguments import check_integer
+from wds_datapipes.arguments import check_integer, checks_calls
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.distributed import Ranks
 from wds_datapipes.loading.epoch import is_drawn, refuse_hidden_stages, seed_of
@@ -40,6 +40,7 @@ from wds_datapipes.pipes.state.replay import ReplayedItems
 from wds_datapipes.user_warnings import warn_user
 
 
+@checks_calls
 class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc]  # torchdata has no types
     """A reading service for ``DataLoader2`` that reads with worker processes.
 

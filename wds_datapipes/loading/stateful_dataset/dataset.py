@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from wds_datapipes.arguments import check_integer
+from wds_datapipes.arguments import check_integer, checks_calls
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.amendment import adopt, begin_run
@@ -44,6 +44,7 @@ from wds_datapipes.seeds import SeedGenerator
 from wds_datapipes.user_warnings import warn_user
 
 
+@checks_calls
 class StatefulShards(IterableDataset[Any]):
     """A dataset that runs a pipeline, with mid-epoch states, in torch's ``DataLoader`` or ``StatefulDataLoader``.
 

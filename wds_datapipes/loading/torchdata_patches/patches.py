@@ -18,7 +18,9 @@ import sys
 import warnings
 from typing import Any, NamedTuple
 
+from wds_datapipes.arguments import check_call
 from wds_datapipes.errors import StateError
+from wds_datapipes.foreign_names import explain_name
 from wds_datapipes.user_warnings import warn_user
 
 LOGGER = logging.getLogger("wds_datapipes")
@@ -58,8 +60,10 @@ def list_patches() -> list[Patch]:
         >>> from wds_datapipes import list_patches
         >>> [patch.name for patch in list_patches()][:4]
         ['multiprocessing_service', 'repeated_order', 'split_orders', 'prefetch_threads']
-        >>> [patch.name for patch in list_patches()][4:]
+        >>> [patch.name for patch in list_patches()][4:8]
         ['endless_passes', 'later_passes', 'unknown_position', 'missing_attribute']
+        >>> [patch.name for patch in list_patches()][8:]
+        ['unexplained_names', 'unexplained_batches']
     """
     return list(_done)
 
@@ -229,10 +233,68 @@ def missing_attribute() -> None:
     setattr(IterDataPipe, "_is_child_datapipe", False)
 
 
+def unexplained_names() -> None:
+    """After a stage of torch, ``.shuffle(1000)`` and names of other packages fail without naming what to write.
+
+    A failing ``.shuffle()`` also prints an "Exception ignored" of its ``__del__``.
+    """
+    from wds_datapipes.datapipes import IterDataPipe, Shuffler
+
+    look_up, shuffle = IterDataPipe.__getattr__, IterDataPipe.functions["shuffle"]
+
+    @functools.wraps(look_up)
+    def __getattr__(self: Any, name: str) -> Any:
+        try:
+            return look_up(self, name)
+        except AttributeError:
+            if not explain_name(name):
+                raise
+            message = f"{type(self).__name__!r} object has no attribute {name!r}{explain_name(name)}"
+            raise AttributeError(message, name=name, obj=self) from None
+
+    def shuffle_or_explain(source: Any, *arguments: Any, **options: Any) -> Any:
+        if arguments:
+            raise TypeError(
+                f".shuffle() takes no positional arguments. To shuffle samples, write .shuffle_samples("
+                f"{arguments[0]!r}); to shuffle a list of shards, .shuffle(), before .sharding_filter()"
+            )
+        check_call(".shuffle()", Shuffler.__init__, (None, source), options, hidden=2)
+        return shuffle(source, **options)
+
+    setattr(IterDataPipe, "__getattr__", __getattr__)
+    wrapped = getattr(shuffle, "__wrapped__", shuffle)  # the class, by which stages are named
+    IterDataPipe.functions["shuffle"] = functools.update_wrapper(shuffle_or_explain, wrapped, ("__doc__",), ())
+
+
+def unexplained_batches() -> None:
+    """``.collate()`` refuses images of different sizes, and samples without ``.batch()``, without naming the reason.
+
+    With the patch, the error names the field, its shapes or types, and what to do.
+    """
+    from torch.utils.data import default_collate
+
+    from wds_datapipes.datapipes import Collator
+    from wds_datapipes.pipes.inspection import names_of_elements
+    from wds_datapipes.samples.batching import explain_collation
+
+    apply = Collator._apply_fn
+
+    @functools.wraps(apply)
+    def apply_or_explain(self: Any, batch: Any) -> Any:
+        try:
+            return apply(self, batch)  # type: ignore[no-untyped-call]  # torch's
+        except (RuntimeError, TypeError, LookupError) as error:
+            if self.fn is not default_collate or not (reason := explain_collation(batch, names_of_elements(self))):
+                raise
+            raise (RuntimeError if isinstance(error, RuntimeError) else TypeError)(reason) from error
+
+    setattr(Collator, "_apply_fn", apply_or_explain)
+
+
 #: Patches of the releases of torchdata with ``DataLoader2``.
 DATALOADER2_PATCHES = (multiprocessing_service, repeated_order, split_orders, prefetch_threads, endless_passes)
 #: Patches for every release of torch and torchdata that contains the patched code.
-OTHER_PATCHES = (later_passes, unknown_position, missing_attribute)
+OTHER_PATCHES = (later_passes, unknown_position, missing_attribute, unexplained_names, unexplained_batches)
 
 
 def _reason_against() -> str:

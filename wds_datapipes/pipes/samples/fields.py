@@ -59,6 +59,12 @@ class TupleMaker(FunctionStage[tuple[Any, ...]]):
         check_choice("missing", missing, Missing)
         super().__init__(source, specs=specs, missing=missing, on_error=on_error)
 
+    @property
+    def specs(self) -> tuple[str, ...]:
+        """The specs of the elements."""
+        specs: tuple[str, ...] = self._options.value["specs"]
+        return specs
+
 
 @register_stage("rename")
 class FieldRenamer(FunctionStage[Sample]):

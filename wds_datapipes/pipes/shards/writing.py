@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from wds_datapipes.arguments import check_call
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.pipes.sharding import find_process
@@ -76,6 +77,7 @@ class SampleWriter(FunctionStage[ShardInfo]):
         written = {"maxcount": maxcount, "maxsize": maxsize, "start_shard": start_shard, **options}
         super().__init__(source, pattern=os.fspath(pattern), on_error=on_error, **written)
         # This checks all arguments; no file is opened before the first sample.
+        check_call(".write_wds_shards()", ShardWriter.__init__, (None, pattern), written, hidden=1)
         ShardWriter(pattern, **{**written, "resume": False}, share=ALONE).close()
 
     @staticmethod
