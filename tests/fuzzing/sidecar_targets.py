@@ -142,7 +142,20 @@ def spec_seeds() -> list[bytes]:
     return [b"j" + json.dumps(facts).encode(), b"y" + yaml, b"y" + merged]
 
 
-SPEC_TOKENS = [b"datasets", b"shards", b"resample", b"choose", b"buckets", b"name", b"&a", b"*a", b"<<: ", b"!!int ''"]
+SPEC_TOKENS = [
+    b"datasets",
+    b"shards",
+    b"resample",
+    b"choose",
+    b"scaleprob",
+    b"settings",
+    b"buckets",
+    b"name",
+    b"&a",
+    b"*a",
+    b"<<: ",
+    b"!!int ''",
+]
 SPEC_TOKENS += [b"!!bool x", b"2001-99-99", b"!!binary x", b".inf", b"1e999", b"!!python/object:x"]
 
 

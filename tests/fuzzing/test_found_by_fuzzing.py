@@ -9,7 +9,9 @@ import struct
 import warnings
 import wave
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from zlib import crc32
 
@@ -25,8 +27,9 @@ from wds_datapipes.loading.checkpoint.format import STATE, VERSION, WorkerState,
 from wds_datapipes.on_error.policy import read_quarantine
 from wds_datapipes.samples.caching import END, FRAME, MAGIC, open_samples
 from wds_datapipes.shard_cache.entry import Entry
-from wds_datapipes.shards.mixture_spec import parse_plain_yaml, read_mixture
+from wds_datapipes.shards.mixture_spec import read_mixture
 from wds_datapipes.shards.patterns import expand_braces
+from wds_datapipes.shards.plain_yaml import parse_plain_yaml
 from wds_datapipes.writing.journal import ShardJournal
 from wds_datapipes.writing.shard_file import TarWriter
 
@@ -79,6 +82,18 @@ def test_a_too_deeply_nested_specification_is_named(tmp_path: Path) -> None:
         read_mixture(str(path), expand_braces)
 
 
+@pytest.mark.parametrize("text", ["[" * 5000, "- " * 5000, "{a: " * 5000, "? " * 5000, '{"a": [' * 2500])
+def test_nested_yaml_is_refused_before_all_of_it_is_read(text: str) -> None:
+    import yaml
+
+    read = iter(text)  # as far as the parser has asked
+    stream = SimpleNamespace(read=lambda size: "".join(islice(read, 64)))
+    with pytest.raises(ValueError, match=r"nested more than 32 deep:\n +in .*line 1, column"):
+        parse_plain_yaml(yaml, stream)
+    assert len(list(read)) > len(text) // 2
+    assert parse_plain_yaml(yaml, f"{'[' * 31}{']' * 31}")
+
+
 def test_aliases_that_could_expand_beyond_memory_are_refused() -> None:
     import yaml
 
@@ -100,7 +115,7 @@ def test_a_pattern_expands_to_a_bounded_number_of_shards(pattern: str) -> None:
 
 def test_an_epoch_has_a_bounded_number_of_shards() -> None:
     for taken in (2**31 - 1, 1e300):
-        with pytest.raises(SpecError, match="must be a number of shards from 1 to"):
+        with pytest.raises(SpecError, match="shards in an epoch; the limit is 10,000,000"):
             read_mixture({"datasets": [{"shards": "{0..3}.tar", "resample": taken}]}, expand_braces)
 
 

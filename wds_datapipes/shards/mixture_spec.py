@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from difflib import get_close_matches
 from itertools import chain
 from random import Random
 from typing import Any, NamedTuple
@@ -15,13 +18,15 @@ from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.small_files import read_sidecar
 from wds_datapipes.io.urls import check_url, without_query
-from wds_datapipes.shards.patterns import MAX_SHARDS, split_patterns
+from wds_datapipes.shards.patterns import check_count, most_shards, split_patterns
+from wds_datapipes.shards.plain_yaml import parse_plain_yaml
 
-TOP_KEYS = ("prefix", "buckets", "datasets")
-DATASET_KEYS = ("buckets", "name", "shards", "resample", "choose")
+#: webdataset's documentation has both "datasets" and "dataset".
+TOP_KEYS = ("prefix", "buckets", "datasets", "dataset")
+#: The keys that say how many shards of a dataset an epoch has; a dataset has at most one of them.
+COUNT_KEYS = ("choose", "resample", "scaleprob")
+DATASET_KEYS = ("buckets", "name", "shards", "settings", *COUNT_KEYS)
 SUFFIXES = (".yaml", ".yml", ".json")
-#: Errors that PyYAML raises besides its own, for example for an invalid date, an empty number, or deeply nested text.
-YAML_ERRORS = (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError)
 
 
 class Collection(NamedTuple):
@@ -32,6 +37,8 @@ class Collection(NamedTuple):
     count_per_epoch: int
     #: Whether shards are drawn with replacement.
     with_replacement: bool
+    #: What the specification says about the samples, for the pipeline to use.
+    settings: Mapping[str, Any]
 
 
 class Mixture:
@@ -44,18 +51,23 @@ class Mixture:
         return sum(each.count_per_epoch for each in self.collections)
 
     @property
+    def settings(self) -> dict[str, Mapping[str, Any]]:
+        """The settings of the samples of each shard, by URL."""
+        return {url: each.settings for each in self.collections for url in each.urls}
+
+    @property
     def is_random(self) -> bool:
         """Whether shards are drawn at random."""
         return any(each.with_replacement or each.count_per_epoch < len(each.urls) for each in self.collections)
 
     def fingerprint(self) -> str:
         """Return the number of shards and of datasets, and a digest of their names, URLs and counts."""
-        facts = [tuple(each) for each in self.collections]
+        facts = [each[:4] for each in self.collections]
         return f"{len(self)} shards of {len(self.collections)} datasets #{fingerprint(facts)[:12]}"
 
     def draw(self, rng: Random) -> Iterator[str]:
         """Yield the shards of an epoch, in the order of the specification."""
-        for _, urls, count, with_replacement in self.collections:
+        for _, urls, count, with_replacement, _ in self.collections:
             if with_replacement:
                 yield from map(urls.__getitem__, sorted(rng.choices(range(len(urls)), k=count)))
             elif count < len(urls):
@@ -92,9 +104,16 @@ def read_mixture(
         where = redact(file_url)
         spec = _load_file(file_url, where, storage_options)
     top = _check_mapping(spec, where, TOP_KEYS)
-    datasets = top.get("datasets")
-    if not isinstance(datasets, list) or not datasets:
-        raise SpecError(f"{where} needs a list of at least one dataset under 'datasets', not {datasets!r}")
+    if unknown := [key for key in top if key not in TOP_KEYS]:
+        raise SpecError(
+            f"{where} has the unknown keys {', '.join(map(repr, unknown))}; known are {', '.join(TOP_KEYS)}"
+        )
+    if "datasets" in top and "dataset" in top:
+        raise SpecError(f"{where} has both 'datasets' and 'dataset'. Put all of them under 'datasets'")
+    key = "dataset" if "dataset" in top else "datasets"
+    listed = top.get(key)
+    if not isinstance(listed, list) or not listed:
+        raise SpecError(f"{where} needs a list of at least one dataset under 'datasets', not {listed!r}")
 
     def expand_safely(pattern: str) -> list[str]:
         urls = expand(pattern)
@@ -103,12 +122,15 @@ def read_mixture(
         return urls
 
     join = _join_homes if allow_local_files else os.path.join  # untrusted input must not reveal home directories
-    collections = []
-    for number, dataset in enumerate(datasets):
-        named = _check_mapping(dataset, f"{where}, datasets[{number}]", DATASET_KEYS)
-        facts = {"prefix": top.get("prefix", ""), "buckets": top.get("buckets", []), **named}
-        collections.append(_collection(facts, f"{where}, datasets[{number}]", join, expand_safely))
-    return Mixture(collections)
+    shared = {"prefix": top.get("prefix", ""), "buckets": top.get("buckets", [])}
+    datasets = [_Dataset(each, shared, f"{where}, {key}[{number}]", join) for number, each in enumerate(listed)]
+    check_count(chain.from_iterable(each.patterns for each in datasets), allow_local_files)
+    mixture = Mixture([each.collection(expand_safely) for each in datasets])
+    count = sum(each.count_per_epoch for each in mixture.collections)
+    if count > (most := most_shards(allow_local_files)):
+        raise SpecError(f"{where} has {count:,} shards in an epoch; the limit is {most:,}. Resample fewer")
+    _check_settings(mixture, where)
+    return mixture
 
 
 def _load_file(url: str, path: str, storage_options: Mapping[str, Any] | None) -> object:
@@ -124,66 +146,105 @@ def _load_file(url: str, path: str, storage_options: Mapping[str, Any] | None) -
         raise SpecError(f"The specification {path} is not YAML with plain values: {error}") from error
 
 
-def parse_plain_yaml(yaml: Any, text: str | bytes) -> Any:
-    """Parse YAML with plain values.
-
-    Aliases are rejected, because a few lines of them can expand to more values than fit into memory.
+class _Dataset:
+    """A dataset of a specification, before its patterns are expanded.
 
     Args:
-        yaml: the PyYAML module.
-        text: the YAML text.
-
-    Raises:
-        ValueError: the text is not YAML with plain values, or has an alias.
+        value: the content of the specification.
+        shared: the prefix and the buckets of all datasets.
+        where: its place in the specification, for messages.
+        join: joins a bucket and a pattern.
     """
 
-    class Loader(yaml.SafeLoader):  # type: ignore[misc]  # the package is optional
-        def compose_node(self, parent: Any, index: Any) -> Any:
-            if self.check_event(yaml.AliasEvent):
-                raise ValueError(f"aliases are not supported, but there is one:\n{self.peek_event().start_mark}")
-            return super().compose_node(parent, index)
+    def __init__(self, value: object, shared: Mapping[str, Any], where: str, join: Callable[[str, str], str]) -> None:
+        own = _check_mapping(value, where, DATASET_KEYS)
+        self.facts = {**shared, **own}
+        prefix, bucket = ("".join(_strings(self.facts[key], where, key, 1)) for key in ("prefix", "buckets"))
+        self.name = str(self.facts.get("name", f"@{bucket}"))
+        self.where = f"{where} ({self.name})"
+        if misplaced := [key for key in own if key in TOP_KEYS and key not in DATASET_KEYS]:
+            raise SpecError(f"{self.where} has the key {misplaced[0]!r}, which belongs beside 'datasets'")
+        self.settings = self._settings()
+        texts = _strings(self.facts.get("shards"), self.where, "shards")
+        with self._naming_errors():
+            self.patterns = [prefix + join(bucket, part) for part in chain.from_iterable(map(split_patterns, texts))]
 
-    try:
-        return yaml.load(text, Loader)
-    except (yaml.YAMLError, *YAML_ERRORS) as error:
-        cause = f"{type(error).__name__}: {error}" if isinstance(error, LookupError) else str(error)
-        raise ValueError(cause) from error
+    def collection(self, expand: Callable[[str], list[str]]) -> Collection:
+        """Expand the patterns, and return the collection of their shards."""
+        with self._naming_errors():
+            urls = list(chain.from_iterable(map(expand, self.patterns)))
+        if not urls:
+            raise SpecError(f"{self.where} has no shards")
+        return Collection(self.name, urls, self._count(len(urls)), "resample" in self.facts, self.settings)
 
+    @contextmanager
+    def _naming_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except SpecError as error:
+            raise SpecError(f"{self.where}: {error}") from error
 
-def _collection(
-    facts: Mapping[str, Any], where: str, join: Callable[[str, str], str], expand: Callable[[str], list[str]]
-) -> Collection:
-    """Return a dataset, given its own facts and those that all datasets share."""
-    prefix, bucket = ("".join(_strings(facts[key], where, key, 1)) for key in ("prefix", "buckets"))
-    name = str(facts.get("name", f"@{bucket}"))
-    where = f"{where} ({name})"
-    texts, urls = _strings(facts.get("shards"), where, "shards"), list[str]()
-    try:
-        for part in chain.from_iterable(map(split_patterns, texts)):
-            urls += expand(prefix + join(bucket, part))
-    except SpecError as error:
-        raise SpecError(f"{where}: {error}") from error
-    if not urls:
-        raise SpecError(f"{where} has no shards")
-    if "choose" in facts and "resample" in facts:
-        raise SpecError(f"{where} has choose and resample; only one of them is allowed")
-    key = "resample" if "resample" in facts else "choose"
-    count = facts.get(key, len(urls))
-    most = len(urls) if key == "choose" else MAX_SHARDS
-    if type(count) is not int or not 1 <= count <= most:
+    def _count(self, shards: int) -> int:
+        """Return the number of shards in an epoch, which is given as a number or as a share of all shards."""
+        value: object
+        given = [key for key in COUNT_KEYS if key in self.facts]
+        if len(given) > 1:
+            raise SpecError(f"{self.where} has {' and '.join(given)}; only one of them is allowed")
+        if not given:
+            return shards
+        key, value = given[0], self.facts[given[0]]
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
+            if isinstance(value, float) or key == "scaleprob":
+                if value <= 1 or key == "resample":
+                    return max(1, math.floor(value * shards + 0.5))
+            elif value <= shards or key == "resample":
+                return value
+        number = "" if key == "scaleprob" else "a number of shards or "
         raise SpecError(
-            f"{where}: {key} must be a number of shards from 1 to {most:,}, not {count!r:.100}. A dataset has at most "
-            "its own shards, each once, unless resample repeats them"
+            f"{self.where}: {key} must be {number}a share of its {shards:,} shards such as 0.5, not {value!r:.100}. A "
+            "dataset has at most its own shards, each once, unless resample repeats them"
         )
-    return Collection(name, urls, count, key == "resample")
+
+    def _settings(self) -> dict[str, Any]:
+        """Return what is said about the samples: the keys that do not concern shards, and those in ``settings``."""
+        settings = self.facts.get("settings", {})
+        if not isinstance(settings, Mapping):
+            raise SpecError(f"{self.where}: settings must be a mapping from names to values, not {settings!r}")
+        others = {key: value for key, value in self.facts.items() if key not in (*DATASET_KEYS, "prefix")}
+        for key in [*others, *settings]:
+            if not isinstance(key, str) or key.startswith("__"):
+                raise SpecError(
+                    f"{self.where}: a setting must have a string without initial __ as its name, not {key!r}"
+                )
+        if twice := others.keys() & settings:
+            raise SpecError(f"{self.where} has {' and '.join(sorted(twice))} twice, inside and outside of settings")
+        for key in others:
+            if alike := get_close_matches(key, DATASET_KEYS, 1, 0.8):
+                raise SpecError(
+                    f"{self.where} has the key {key!r}. If this means {alike[0]!r}, correct it; a setting with this "
+                    "name belongs under 'settings'"
+                )
+        return {**others, **settings}
+
+
+def _check_settings(mixture: Mixture, where: str) -> None:
+    """Raise an error if a shard has different settings in two collections: samples are looked up by shard."""
+    first: dict[str, Collection] = {}
+    if not any(each.settings for each in mixture.collections):
+        return
+    for each in mixture.collections:
+        for url in each.urls:
+            other = first.setdefault(url, each)
+            if other.settings != each.settings:
+                raise SpecError(
+                    f"{where}: {redact(url)} is in {other.name} and in {each.name}, but their settings differ: "
+                    f"{dict(other.settings)!r} and {dict(each.settings)!r}. Give both the same"
+                )
 
 
 def _check_mapping(value: object, where: str, keys: tuple[str, ...]) -> Mapping[str, Any]:
-    """Return a mapping; raise an error if it has other keys."""
     if not isinstance(value, Mapping):
         raise SpecError(f"{where} must be a mapping with some of the keys {', '.join(keys)}, not {value!r}")
-    if unknown := [key for key in value if key not in keys]:
-        raise SpecError(f"{where} has the unknown keys {', '.join(map(repr, unknown))}; known are {', '.join(keys)}")
     return value
 
 

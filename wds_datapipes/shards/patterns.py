@@ -32,9 +32,10 @@ PROVIDERS = {"ais": "ais", "s3": "aws", "aws": "aws", "gs": "gcp", "gcp": "gcp",
 #: The maximum depth of variables that refer to other variables.
 MAX_ROUNDS = 10
 
-#: The maximum number of shards in a pattern, and of characters in their names, assuming that each is as long as the
-#: pattern.
-MAX_SHARDS, MAX_CHARACTERS = 10_000_000, 1 << 31
+#: The maximum number of shards to which patterns expand together, and that of untrusted ones.
+MAX_SHARDS, MAX_UNTRUSTED_SHARDS = 10_000_000, 1_000_000
+#: The maximum number of characters for each of these shards, assuming that a name is as long as its pattern.
+CHARACTERS_PER_SHARD = 200
 
 #: A range of numbers or letters between braces.
 RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?|(.)\.\.(.)(?:\.\.-?\d+)?")
@@ -85,7 +86,7 @@ def expand_urls(
     """
     options = storage_options or {}
     rules = compile_rules(rewrite, variables)
-    expanded: list[str] = []
+    patterns: list[str] = []
     for text in pattern_texts(urls, allow_local_files):
         for pattern in split_patterns(text):
             if not allow_local_files and (found := VARIABLE.search(pattern)):
@@ -93,7 +94,11 @@ def expand_urls(
                     f"The shard pattern {redact(pattern)!r} was refused: with allow_local_files=False, environment "
                     f"variables such as {found[0]} are not substituted"
                 )
-            expanded += expand_pattern(substitute(pattern, variables), options, rules, allow_local_files)
+            patterns.append(substitute(pattern, variables))
+    check_count(patterns, allow_local_files)
+    expanded: list[str] = []
+    for pattern in patterns:
+        expanded += expand_pattern(pattern, options, rules, allow_local_files)
     if not expanded:
         raise SpecError(f"There are no shards in {urls!r}. Name at least one")
     return expanded
@@ -183,11 +188,7 @@ def expand_braces(pattern: str) -> list[str]:
     """Expand the braces of a pattern."""
     if "{" not in pattern and "}" not in pattern:
         return [pattern]
-    if (count := count_names(pattern)) > MAX_SHARDS or count * len(pattern) > MAX_CHARACTERS:
-        raise SpecError(
-            f"The braces in the shard pattern {redact(pattern)[:200]!r} expand to {count:,} shards; the limit is "
-            f"{MAX_SHARDS:,}. Split the pattern"
-        )
+    check_count([pattern])
     try:
         # Unescaping costs more than the expansion itself.
         return list(braceexpand(pattern, escape="\\" in pattern))
@@ -198,6 +199,34 @@ def expand_braces(pattern: str) -> list[str]:
                 "brace"
             )
         )
+
+
+def most_shards(allow_local_files: bool) -> int:
+    """Return the maximum number of shards that patterns name together."""
+    return MAX_SHARDS if allow_local_files else MAX_UNTRUSTED_SHARDS
+
+
+def check_count(patterns: Iterable[str], allow_local_files: bool = True) -> None:
+    """Check to how many shards patterns expand together, without expanding them.
+
+    Raises:
+        SpecError: their braces expand to more than the limit, which is lower without ``allow_local_files``.
+    """
+    most = most_shards(allow_local_files)
+    shards = characters = 0
+    for pattern in patterns:
+        if "{" not in pattern:
+            continue  # its size is that of the input
+        count = count_names(pattern)
+        shards += count
+        characters += count * len(pattern)
+        if shards > most or characters > most * CHARACTERS_PER_SHARD:
+            before = "" if count == shards else f", with those before it to {shards:,}"
+            limit = f"{most:,}{'' if allow_local_files else ' with allow_local_files=False'}"
+            raise SpecError(
+                f"The braces in the shard pattern {redact(pattern)[:200]!r} expand to {count:,} shards{before}; the "
+                f"limit is {limit}, of {CHARACTERS_PER_SHARD} characters each. Name fewer"
+            )
 
 
 def count_names(pattern: str) -> int:

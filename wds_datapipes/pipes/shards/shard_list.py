@@ -237,17 +237,24 @@ class DatasetSpec(SeededStage, ListingStage[str]):
 
         prefix: "s3://"                # before each URL; optional
         buckets: ["training-data"]     # for datasets without buckets; optional
-        datasets:
+        datasets:                      # or dataset
           - name: books                # for messages
             shards: ["books-{000..099}.tar"]
             choose: 10                 # 10 of its 100 shards in each epoch
+            language: en               # a setting of its samples
           - buckets: web
             shards: "crawl-{0000..0999}.tar"
-            resample: 500              # 500 draws in each epoch, with replacement
+            resample: 0.5              # 500 draws in each epoch, with replacement
 
     A URL consists of the prefix, the bucket, a slash and the shard. It is expanded as by `ShardList`; a ``~`` at the
-    start of a bucket or a shard is the home directory. In each epoch, ``choose`` selects this number of distinct shards
-    of the dataset, and ``resample`` draws this number with replacement; without either, all shards are used.
+    start of a bucket or a shard is the home directory. In each epoch, ``choose`` selects distinct shards of the
+    dataset, and ``resample`` draws shards with replacement; without either, all shards are used. An integer (``1``) is
+    a number of shards, and a float (``1.0``) a share of the dataset's shards, rounded, but at least one shard.
+    ``scaleprob`` is always a share: ``scaleprob: 0.3`` means ``choose: 0.3``.
+
+    All other keys of a dataset, such as ``scale`` and ``extensions``, are settings of its samples. They do not change
+    what is read: ``settings`` has them by shard, and ``.associate(spec.settings, by="__url__")`` adds them to samples.
+    A setting whose name resembles one of the keys above belongs under the key ``settings``.
 
     The shards are in the order of the file; put ``.shuffle()`` and then ``.sharding_filter()`` after this stage. The
     drawn shards differ in each epoch, but not between ranks and workers, because the seed comes from the loader.
@@ -260,11 +267,12 @@ class DatasetSpec(SeededStage, ListingStage[str]):
             extra ``yaml``.
         storage_options: options for fsspec to read the file and to list a store, such as ``{"anon": True}``.
         allow_local_files: False accepts only URLs of files on a network, including that of the specification; see
-            `ShardList`. ``~`` is then an ordinary character instead of the home directory.
+            `ShardList`. ``~`` is then an ordinary character instead of the home directory, and the braces of all
+            patterns may expand to 1,000,000 shards instead of 10,000,000.
 
     Raises:
-        SpecError: the specification has an unknown key, lacks a key, or has an invalid value; or a pattern in it cannot
-            be expanded or matches nothing.
+        SpecError: the specification lacks a key, has an unknown one or an invalid value, or names too many shards; or a
+            pattern in it cannot be expanded or matches nothing.
         MissingDependencyError: PyYAML is not installed.
         UnsafeInputError: a remote file lists a command; or a URL is not a file on a network, and
             ``allow_local_files`` is False.
@@ -303,6 +311,11 @@ class DatasetSpec(SeededStage, ListingStage[str]):
         if self._mixture.is_random:
             self._rng.seed(self.take_seed())
         self._seed = None
+
+    @property
+    def settings(self) -> dict[str, Mapping[str, Any]]:
+        """The settings of the samples of each shard, by URL."""
+        return self._mixture.settings
 
     @property
     def repeats_shards(self) -> bool:  # type: ignore[override]  # it depends on an argument
