@@ -165,3 +165,28 @@ def test_a_stage_that_makes_the_states_of_ranks_differ_is_named(manifest: Manife
         resume(kind(build, 0, state, distributed=(1, 2)))
     with pytest.raises(StateError, match=rf"requires one state per rank: merge_states.*{reason}"):
         resume(kind(build, 2, state, distributed=(0, 2)))
+
+
+@pytest.mark.parametrize(("kind", "workers"), [(Service, 0), (Service, 2), (Tracked, 0), (Tracked, 2), (Stateful, 2)])
+def test_each_epoch_is_the_same_for_one_process_and_for_any_ranks(manifest: Manifest, kind: Any, workers: int) -> None:
+    """The second epoch is cut in a run without ranks, which ends on two."""
+
+    def epochs(ranks: int, distributed: bool = True, state: Any = None, kind: Any = kind) -> list[list[list[str]]]:
+        of_ranks = list[list[Any]]()
+        for rank in range(ranks):
+            options: Any = {"distributed": (rank, ranks)} if distributed else {}
+            with closing(kind(lambda: pipeline(manifest, ranks=ranks), workers, state, **options)) as run:
+                of_ranks.append([[*run.epoch()] for _ in range(3)])
+        return [
+            [[*chain.from_iterable(each)] for each in zip(*parts, strict=True)] for parts in zip(*of_ranks, strict=True)
+        ]
+
+    whole = epochs(1, distributed=False)
+    assert epochs(1) == epochs(2) == whole
+    with closing(kind(lambda: pipeline(manifest), workers)) as run:
+        assert [*run.epoch()] == whole[0]
+        assert [*islice(run.epoch(), 2)] == whole[1][:2]
+        state = run.state()
+    for ranks in (1, 2):
+        resumed = epochs(ranks, state=state, kind=Tracked if kind is Stateful and ranks > 1 else kind)
+        assert resumed[:2] == [whole[1][2:], whole[2]]

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from loader_kinds import Service, Stateful, Tracked, items_of
+from pipeline_table import EXACT, write_shards
 from torch.utils.data import IterDataPipe
 from torchdata.dataloader2 import DataLoader2
 from torchdata.dataloader2.graph import list_dps, traverse_dps
@@ -71,6 +75,36 @@ def _generators_as_before() -> Iterator[None]:
     random.setstate(states[0])
     np.random.set_state(states[1])
     torch.set_rng_state(states[2])
+
+
+# the seed of each epoch
+
+
+@pytest.mark.parametrize(("kind", "workers"), [(Service, 0), (Service, 2), (Tracked, 0), (Tracked, 2), (Stateful, 2)])
+def test_one_rank_has_the_order_of_a_run_without_ranks(
+    kind: Any, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each resumes from a state of the other, and yields the very next items."""
+    monkeypatch.chdir(tmp_path)
+    write_shards()
+    orders, states = list[Any](), list[Any]()
+    for options in ({}, {"distributed": (0, 1)}):
+        with closing(kind(EXACT["a long chain"], workers, **options)) as run:
+            orders.append([items_of(run.epoch()) for _ in range(2)])
+            items = run.epoch()
+            head = items_of(items, 3)
+            states.append(run.state())
+            orders[-1].append(head + items_of(items))
+    assert orders[0] == orders[1]
+    assert len({*map(str, orders[0])}) == 3
+    for state, options in zip(states, ({"distributed": (0, 1)}, {}), strict=True):
+        with closing(kind(EXACT["a long chain"], workers, state, **options)) as run:
+            assert items_of(run.epoch()) == orders[0][2][3:]
+
+
+def test_one_rank_needs_no_seed() -> None:
+    with DataLoader2(numbers(), reading_service=ShardReadingService(distributed=(0, 1))) as loader:
+        assert [*loader] == [*range(40)]
 
 
 # the seed of each stage

@@ -89,7 +89,7 @@ class EpochSeeds:
         Args:
             seed_generator: the seed generator of the loader, as left by the previous epoch or by a new seed.
             resumed_from: the state from which the run resumes; if its epoch is over, the next one begins.
-            meet: called with a number of this rank, returns that of rank 0; ``None`` if there is one rank.
+            meet: called with a number of this rank, returns that of rank 0; ``None`` if they need not meet.
             rank: the rank of this process, if another reading service has seeded the ranks.
 
         Raises:
@@ -106,29 +106,27 @@ class EpochSeeds:
                 return
             self.wanted = wanted
         if meet is not None:
-            seed_generator.seed(meet(seed_generator.generate_shared_seed()))
-        # Ranks that share a seed draw it from the loader's seed. Compare values that all ranks have, so that all ranks
-        # count the same epochs even if only rank 0 was seeded again.
-        is_next = self.next is not None and seed_of(seed_generator) in (
-            self.next,
-            SeedGenerator(self.next).generate_shared_seed(),
-        )
+            seed_generator.seed(meet(seed_of(seed_generator)))
+        # Compare values that all ranks have, so that they count the same epochs even if only rank 0 was seeded again.
+        is_next = self.next is not None and seed_of(seed_generator) in (self.next, seed_after(self.next))
+        if is_next and seed_of(seed_generator) != self.next:  # another reading service has drawn from it
+            self._seed_rank(seed_generator, self.next, rank)
         self.epoch = self.epoch + 1 if is_next else 0
         self.first = self.first if is_next else seed_of(seed_generator)
         self.phases = self.phases if is_next else ()
         if self.wanted is not None:
             self.epoch, self.wanted = self.wanted, None
-            seed_generator.seed(derived_seed("epoch", self.first, self.epoch))
-            if rank is not None:
-                seed_generator.spawn(rank, inplace=True)
+            self._seed_rank(seed_generator, derived_seed("epoch", self.first, self.epoch), rank)
         self.seed = seed_of(seed_generator)
 
-    def of_epoch(self, number: int, *, is_split: bool) -> int:
-        """Return the seed of any epoch of the run.
+    @staticmethod
+    def _seed_rank(seed_generator: Any, seed: int | None, rank: int | None) -> None:
+        seed_generator.seed(seed)
+        if rank is not None:
+            seed_generator.spawn(rank, inplace=True)
 
-        Args:
-            number: the number of the epoch.
-            is_split: whether the ranks share a seed, which they draw from the loader's.
+    def of_epoch(self, number: int) -> int:
+        """Return the seed of any epoch of the run.
 
         Raises:
             StateError: the current epoch was selected by ``set_epoch``, but the first was not, so the seeds of others
@@ -140,7 +138,7 @@ class EpochSeeds:
             return derived_seed("epoch", self.first, number)
         seeds = [self.first]
         while len(seeds) <= max(number, self.epoch):
-            seeds.append(_seed_after(seeds[-1], is_split=is_split))
+            seeds.append(seed_after(seeds[-1]))
         if self.epoch >= 0 and seeds[self.epoch] != self.seed:
             raise StateError(
                 f"The seeds of this run are known for epoch {self.epoch} only, which set_epoch({self.epoch}) has "
@@ -148,26 +146,25 @@ class EpochSeeds:
             )
         return seeds[number]
 
-    def place(self, *, is_split: bool, is_seeded: bool = True) -> PlaceInRun:
+    def place(self, *, is_seeded: bool = True) -> PlaceInRun:
         """Return the place of this epoch; assume that ``set_epoch`` selects the next one if it selected this one."""
         if not is_seeded:
             return PlaceInRun(self.first, self.epoch)
         if self.seed == derived_seed("epoch", self.first, self.epoch):
-            following = self.of_epoch(self.epoch + 1, is_split=is_split)
+            following = self.of_epoch(self.epoch + 1)
         else:
-            following = _seed_after(self.seed, is_split=is_split)
+            following = seed_after(self.seed)
         return PlaceInRun(self.first, self.epoch, SeedGenerator(following))
 
     def end(self, seed_generator: Any) -> None:
         """Advance the generator, so that the next epoch has a different order, which is the same on every rank."""
-        seed_generator.seed(seed_generator.generate_shared_seed())
-        self.next = seed_of(seed_generator)
+        self.next = seed_after(self.seed)
+        seed_generator.seed(self.next)
 
 
-def _seed_after(seed: int, *, is_split: bool) -> int:
-    """Return the seed of the epoch after one that ``set_epoch`` did not select; see `EpochSeeds.of_epoch`."""
-    found = SeedGenerator(seed).generate_shared_seed()
-    return SeedGenerator(found).generate_shared_seed() if is_split else found
+def seed_after(seed: int) -> int:
+    """Return the seed of the epoch after one that ``set_epoch`` did not select."""
+    return SeedGenerator(seed).generate_shared_seed()
 
 
 def seed_of(seed_generator: Any) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -80,7 +79,7 @@ class RunSteps:
         source, *others = PipelineGraph(pipeline).stateful_stages()
         self.saved, self._rows = saved, self._find
         self._source: Any = None
-        self._seed_of = partial(EpochSeeds.of(saved).of_epoch, is_split=saved.distributed)
+        self._seed_of = EpochSeeds.of(saved).of_epoch
         if not source.has_phases:
             adopt([saved], pipeline, descriptions(pipeline), saved.ranks)
             self._rows = LoggedSteps(pipeline, saved.first).rows
@@ -95,7 +94,7 @@ class RunSteps:
         self._pipeline, self._source = _copy(pipeline)  # another run may read it
         adopt([saved], self._pipeline, descriptions(pipeline), saved.ranks)
         source = self._source
-        self._ranks = saved.ranks if saved.distributed else 1
+        self._ranks = saved.ranks
         phases = [replace(each, batch=self._ranks) if each.batch == 1 else each for each in source.plan.phases]
         self._plan, self._rest, epoch = source.plan_of(phases), _rest_in(saved), max(saved.epoch, 0)
         begins = self._rest.start - len(self._rest.missing)
@@ -185,7 +184,7 @@ class RunSteps:
         for rank, positions in enumerate(parts):
             identity, seeds = RankIdentity(self._ranks, rank), SeedGenerator(self._seed_of(epoch))
             split_by_worker(split_by_rank(pipe, identity), WorkerIdentity(workers, worker), identity)
-            seeds = seeds.spawn(rank) if self.saved.distributed else seeds
+            seeds = seeds.spawn(rank) if self._ranks > 1 else seeds
             seeds = seeds.spawn(worker) if self.saved.workers else seeds
             run = EpochRun(pipe, EpochStart(seeds, state, place=PlaceInRun(self.saved.first, epoch)))
             for item in run.items if len(positions) else ():

@@ -34,7 +34,7 @@ def merged() -> dict[str, str]:
         {"next": [3, 512, "003-0001"], "listed": listed},
         {"waiting": waiting, "draws": 2000, "room": BUFFER},
     ]
-    facts: dict[str, Any] = {"seed": 1, "epoch": 0, "first": 1, "next": 2, "ranks": RANKS, "distributed": True}
+    facts: dict[str, Any] = {"seed": 1, "epoch": 0, "first": 1, "next": 2, "ranks": RANKS}
     facts |= {"stages": descriptions(pipeline()), "workers": WORKERS, "parts": [WorkerState.of(states)] * WORKERS}
     return merge_states([state_of([Checkpoint(rank=rank, **facts)]) for rank in range(RANKS)])
 
@@ -68,7 +68,7 @@ def test_merging_parses_no_part(merged: dict[str, str], monkeypatch: pytest.Monk
 
 def test_a_rank_parses_its_own_parts(merged: dict[str, str], counts: Counter[str]) -> None:
     saved = checkpoints_in(merged)
-    own = state_of_rank(saved, pipeline(), (5, RANKS, True, WORKERS))
+    own = state_of_rank(saved, pipeline(), (5, RANKS, WORKERS))
     own.log_replay("")
     assert own.parts == saved[5].parts
     assert parsed(saved) == WORKERS
@@ -79,7 +79,7 @@ def test_a_rank_parses_its_own_parts(merged: dict[str, str], counts: Counter[str
 def test_a_rank_unpacks_the_positions_that_it_takes_over(
     merged: dict[str, str], counts: Counter[str], ranks: int
 ) -> None:
-    own = state_of_rank(checkpoints_in(merged), pipeline(), (0, ranks, True, WORKERS))
+    own = state_of_rank(checkpoints_in(merged), pipeline(), (0, ranks, WORKERS))
     assert len(own.parts) == WORKERS
     assert counts["unpacked"] <= -(-PARTS // (ranks * WORKERS)) * WORKERS
     assert sum(len(part.text) for part in own.parts) <= 1024 * WORKERS + 6 * BUFFER * counts["unpacked"]
@@ -93,7 +93,7 @@ def test_a_rank_reads_the_states_that_it_takes_over_and_outlines_of_others(merge
     own = ranks_to_read(outlines, pipeline(), rank=5, ranks=ranks, workers=WORKERS)
     assert len(own) <= max(RANKS // ranks, 1) + (WORKERS if ranks % RANKS and RANKS % ranks else 0)
     read = merge_states([state_of([saved[n]]) if n in own else outlines[n] for n in range(RANKS)])
-    identity = (5, ranks, True, WORKERS)
+    identity = (5, ranks, WORKERS)
     if ranks != RANKS:
         with pytest.raises(StateError, match="it is an outline, which lacks the waiting samples"):
             state_of_rank(checkpoints_in(merge_states(outlines)), pipeline(), identity)

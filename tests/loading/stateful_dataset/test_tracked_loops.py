@@ -206,10 +206,10 @@ def own_state(**changes: Any) -> Any:
         (lambda: b"\x80\x04junk", "a JSON text with its version"),
         (
             lambda: b'{"version": 99, "ranks": []}',
-            "version 99, but this release .* only version 10.* restart the epoch",
+            "version 99, but this release .* only version 11.* restart the epoch",
         ),
-        (lambda: b'{"version": 10}\n{}', "its checksum differs"),
-        (lambda: b'{"version": 10, "crc32": 0}', "contains no ranks"),
+        (lambda: b'{"version": 11}\n{}', "its checksum differs"),
+        (lambda: b'{"version": 11, "crc32": 0}', "contains no ranks"),
         (lambda: [3], "not the state of a loader"),
     ],
 )

@@ -27,7 +27,7 @@ logger = logging.getLogger("wds_datapipes")
 #: The only key of a state.
 STATE = "wds_datapipes"
 #: The version of the format.
-VERSION = 10
+VERSION = 11
 #: The state of a worker that cannot know which part of its stream the loop will receive.
 STREAM = "stream"
 #: The key of the pickled pipeline in the state of a ``DataLoader2`` with a reading service of torchdata.
@@ -98,8 +98,7 @@ class Checkpoint:
         next: the seed of the next epoch.
         is_over: whether the epoch has ended.
         rank: the number of this rank among ``ranks``; None if all ranks share this state.
-        ranks: the number of ranks.
-        distributed: whether the loader splits the data between ranks.
+        ranks: the number of ranks between which the data is split.
         workers: the number of worker processes on this rank.
         turn: the worker that yields the next item.
         parts: the position from which each worker resumes.
@@ -120,7 +119,6 @@ class Checkpoint:
     next: int | None
     rank: int | None
     ranks: int
-    distributed: bool
     parts: list[WorkerState]
     is_over: bool = False
     workers: int = 0
@@ -132,9 +130,9 @@ class Checkpoint:
     phases: list[dict[str, Any]] = field(default_factory=list)
 
     @property
-    def identity(self) -> tuple[int | None, int, bool, int]:
-        """The rank, the number of ranks, whether the loader splits the data between them, and the number of workers."""
-        return self.rank, self.ranks, self.distributed, self.workers
+    def identity(self) -> tuple[int | None, int, int]:
+        """The rank, the number of ranks that split the data, and the number of workers."""
+        return self.rank, self.ranks, self.workers
 
     @property
     def owner(self) -> str:
@@ -166,20 +164,20 @@ class Checkpoint:
         if not self.is_over and len(self.parts) != (max(self.workers, 1) if self.worker is None else 1):
             raise StateError(f"This state is corrupt: it has {len(self.parts)} states of {self.workers} workers")
 
-    def check_run(self, seeds: Sequence[int], identity: tuple[int, int, bool, int] | None) -> None:
+    def check_run(self, seed: int, identity: tuple[int, int, int] | None) -> None:
         """Check that a `StatefulShards` can resume from this state.
 
         Args:
-            seeds: the possible seeds of its first epoch, the actual one first.
+            seed: the seed of its first epoch.
             identity: the identity of this process, if it is a worker.
 
         Raises:
             StateError: the state was saved with another seed, belongs to another worker, or counts the items of all
                 workers together.
         """
-        if self.next is not None and self.first not in seeds:
+        if self.next is not None and self.first != seed:
             raise StateError(
-                f"The state was saved with seed {self.first}, but the seed here is {seeds[0]}. Pass StatefulShards the "
+                f"The state was saved with seed {self.first}, but the seed here is {seed}. Pass StatefulShards the "
                 f"seed of the loader that saved the state"
             )
         if self.replay is not None and not self.is_over:

@@ -26,8 +26,8 @@ from wds_datapipes.shards.position import Resharding
 #: The maximum number of ranks of a run.
 MAX_RANKS = 1 << 20
 
-#: The rank, the number of ranks, whether the loader splits the data between them, and the number of workers.
-Identity = tuple[int, int, bool, int]
+#: The rank, the number of ranks that split the data, and the number of workers.
+Identity = tuple[int, int, int]
 
 
 @refusing_corrupt_states()
@@ -126,7 +126,7 @@ def ranks_to_read(
         return ()
 
     if not all(checkpoint.is_over for checkpoint in saved):
-        _reshard(saved, pipe, (rank, ranks, True, workers), take)
+        _reshard(saved, pipe, (rank, ranks, workers), take)
     return sorted(taken)
 
 
@@ -189,8 +189,8 @@ def state_of_rank(saved: Sequence[Checkpoint], pipe: Any, identity: Identity) ->
         return found
     parts = [part.renewed() for part in found.parts]
     if not any(part.stages for part in parts):
-        rank, ranks, distributed, workers = identity
-        return replace(found, parts=[], rank=rank, ranks=ranks, distributed=distributed, workers=workers)
+        rank, ranks, workers = identity
+        return replace(found, parts=[], rank=rank, ranks=ranks, workers=workers)
     if found.identity != identity:
         raise StateError(
             "With with_epoch, the next epoch continues the stream of each worker, so the state is invalid with a "
@@ -208,7 +208,7 @@ def _reshard(saved: Sequence[Checkpoint], pipe: Any, identity: Identity, waiting
         identity: the identity of this rank.
         waiting: called with the number of each previous worker whose samples it takes over.
     """
-    rank, ranks, distributed, workers = identity
+    rank, ranks, workers = identity
     check_complete(saved, pipe)
     parts = [part for checkpoint in saved for part in checkpoint.parts]
     if any(checkpoint.replay is not None for checkpoint in saved) or any(is_replayed(part.stages) for part in parts):
@@ -222,7 +222,7 @@ def _reshard(saved: Sequence[Checkpoint], pipe: Any, identity: Identity, waiting
     rest = Resharding(own, waiting, instances, range(rank, instances, ranks))
     resumed = [*map(WorkerState.of, reshard_states(pipe, rest))]
     running = next(checkpoint for checkpoint in saved if not checkpoint.is_over)
-    return replace(running, rank=rank, ranks=ranks, distributed=distributed, workers=workers, turn=0, parts=resumed)
+    return replace(running, rank=rank, ranks=ranks, workers=workers, turn=0, parts=resumed)
 
 
 def states_of_instances(saved: Sequence[Checkpoint]) -> list[Sequence[Mapping[str, Any] | None] | None]:

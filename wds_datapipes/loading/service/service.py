@@ -205,9 +205,7 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
             self._agreement.compare(fact_of_seed(seed_of(seed_generator)))
         is_known = is_seeded or self.manager.resumed_from is not None
         resumed_from = self.manager.begin(seed_generator, self._ranks)
-        is_split = self.group.is_split or self.manager.given_rank is not None
-        place = self.manager.seeds.place(is_split=is_split, is_seeded=is_seeded)
-        self._items.place = place if is_known else None
+        self._items.place = self.manager.seeds.place(is_seeded=is_seeded) if is_known else None
         self._items.begin(seed_generator, resumed_from, iter_reset_fn, self._running)
         self._end_datapipe = users_part(self._running)
         if self._replayed is not None:

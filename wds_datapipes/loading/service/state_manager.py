@@ -18,7 +18,6 @@ from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.pipes.state.pipeline_state import difference_of_ranks, replay_reason
 from wds_datapipes.pipes.state.replay import ReplayedItems, is_replayed
-from wds_datapipes.seeds import SeedGenerator
 
 
 class StateManager:
@@ -54,7 +53,6 @@ class StateManager:
         self._loaded: list[Checkpoint] = []
         self._seeds_too, self._amend = False, False
         self._seed: int | None = None
-        self._first = 0
 
     @property
     def parts(self) -> Sequence[WorkerState | None]:
@@ -86,8 +84,6 @@ class StateManager:
     def expect(self, seed: int | None) -> None:
         """Record the seed that was set on the loader since the previous epoch began, or ``None``."""
         self._seed = seed
-        if seed is not None:
-            self._first = SeedGenerator(seed).generate_shared_seed() if self.group.is_split else seed
 
     def compare(self, ranks: Ranks, pipe: Any) -> None:
         """Wait for all ranks, and find the epoch in which the run resumes; it is over if it is over on all of them.
@@ -136,7 +132,7 @@ class StateManager:
             check_ranks(loaded, rank, ranks_now, pipe)
             is_over = all(checkpoint.is_over for checkpoint in loaded)
             loaded = [replace(checkpoint, is_over=is_over) for checkpoint in loaded]
-        self.resumed_from = state_of_rank(loaded, pipe, (rank, ranks_now, self.group.is_split, self._workers))
+        self.resumed_from = state_of_rank(loaded, pipe, (rank, ranks_now, self._workers))
 
     def refuse(self, pipe: Any, later_stages: Sequence[Any]) -> None:
         """Determine whether the pipeline has a state, and whether it resumes by replay.
@@ -182,16 +178,17 @@ class StateManager:
         self.is_resumed = resumed_from is not None and not resumed_from.is_over
         if resumed_from is not None and resumed_from.is_over and self._seeds_too and resumed_from.next is not None:
             seed_generator.seed(resumed_from.next)
-        if self.group.is_split and ranks is None and not self.is_resumed and is_drawn(seed_generator):
+        own = self._identity(ranks)
+        if own.ranks > 1 and ranks is None and not self.is_resumed and is_drawn(seed_generator):
             raise RuntimeError(
                 "The loader has no seed, and with distributed=(rank, world_size) the ranks cannot agree on one: "
                 "each would shuffle the data differently before it takes its share. Call loader.seed(n) with the "
                 "same n on every rank"
             )
-        meet = (lambda seed: seed) if ranks is None else ranks.meet
-        self.seeds.begin(seed_generator, resumed_from, meet=meet if self.group.is_split else None, rank=self.given_rank)
-        if self.group.is_split:
-            seed_generator.spawn(self._identity(ranks).rank, inplace=True)
+        meet = None if ranks is None else ranks.meet
+        self.seeds.begin(seed_generator, resumed_from, meet=meet, rank=self.given_rank)
+        if own.ranks > 1:
+            seed_generator.spawn(own.rank, inplace=True)
         return resumed_from if resumed_from is not None and resumed_from.parts else None
 
     def state_dict(
@@ -214,7 +211,7 @@ class StateManager:
         identity = self._identity(ranks)
         seeds, is_over = self.seeds, source is None or (source if replayed is None else replayed).is_over
         if is_over and self._seed is not None:  # the next epoch is the first of this seed
-            seeds = EpochSeeds(epoch=-1, first=self._first, next=self._seed, wanted=self.seeds.wanted)
+            seeds = EpochSeeds(epoch=-1, first=self._seed, next=self._seed, wanted=self.seeds.wanted)
         replay = None if source is None or replayed is None else replayed.state_dict()
         if source is None:
             parts = []
@@ -228,7 +225,6 @@ class StateManager:
             is_over=is_over,
             rank=identity.rank,
             ranks=identity.ranks,
-            distributed=self.group.is_split,
             workers=self._workers,
             turn=0 if source is None or self.replay_reason else source.turn,
             parts=parts,

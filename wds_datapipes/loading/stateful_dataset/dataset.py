@@ -40,7 +40,6 @@ from wds_datapipes.loading.stateful_dataset.tracking import (
 from wds_datapipes.pipes.sharding import advice_for_split, is_read_by_shard
 from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.pipes.state.pipeline_state import difference_of_ranks, refusing_corrupt_states, replay_reason
-from wds_datapipes.seeds import SeedGenerator
 from wds_datapipes.user_warnings import warn_user
 
 
@@ -215,7 +214,7 @@ class StatefulShards(IterableDataset[Any]):
         identity = None if info is None else self.epochs.identity(info.num_workers)
         loaded = self.adopt(loaded, amend=amend)
         for checkpoint in loaded:
-            checkpoint.check_run(self._seeds, identity)
+            checkpoint.check_run(self.seed, identity)
         if identity is None:
             check_ranks(loaded, self.epochs.rank, self.epochs.ranks, self.pipe)
         if info is None:
@@ -319,12 +318,11 @@ class StatefulShards(IterableDataset[Any]):
             stages=self._stages,
             seed=row.seed if begun else self.seed,
             epoch=row.epoch - 1,
-            first=row.first if begun else self._seeds[0],
+            first=row.first if begun else self.seed,
             next=row.next if begun else self.seed,
             wanted=self._shared.chosen(row.begun),
             rank=epochs.rank,
             ranks=epochs.ranks,
-            distributed=epochs.distributed,
             phases=self._phases,
             **facts,
         )
@@ -348,13 +346,6 @@ class StatefulShards(IterableDataset[Any]):
     def _has_other_ranks(self) -> bool:
         """Whether there are other ranks, whether or not they share the data."""
         return max(self.epochs.ranks, self._ranks_of_run) > 1
-
-    @property
-    def _seeds(self) -> list[int]:
-        """The possible seeds of the first epoch: the actual one, and that of a run with (or without) several ranks."""
-        # Ranks draw the first seed from the given one, and the state may come from a run with several ranks.
-        seeds = [self.seed, SeedGenerator(self.seed).generate_shared_seed()]
-        return seeds[::-1] if self.epochs.distributed else seeds
 
     def _tracking(self, loader: DataLoader[Any]) -> TrackedEpoch:
         """Return an object that tracks the next epoch of a loader."""

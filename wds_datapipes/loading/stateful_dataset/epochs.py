@@ -37,7 +37,7 @@ class Epochs:
         replay_reason: why the pipeline resumes by replay, or "".
 
     Attributes:
-        rank: the rank of this process among ``ranks``, if the run is ``distributed``.
+        rank: the rank of this process among ``ranks``, which split the data.
         loaded: the loaded states, until an epoch has started from them.
         number: the number of this worker in the round-robin order of the epoch.
         is_over: whether the whole epoch has been yielded; true before the first epoch.
@@ -50,7 +50,7 @@ class Epochs:
     def __init__(
         self, pipe: Any, seed: int, shared: SharedEpochs, group: DataParallelGroup, replay_reason: str = ""
     ) -> None:
-        self.distributed = group.is_split
+        self._is_split = group.is_split
         self.ranks, self.rank = group.identity
         self.loaded: list[Checkpoint] = []
         self.number = 0
@@ -84,9 +84,9 @@ class Epochs:
             return self._base
         return WorkerState.of(save_state(self._pipe if self._run is None else self._run.items))
 
-    def identity(self, workers: int) -> tuple[int, int, bool, int]:
+    def identity(self, workers: int) -> tuple[int, int, int]:
         """Return the identity of this process, as in a checkpoint."""
-        return self.rank, self.ranks, self.distributed, workers
+        return self.rank, self.ranks, workers
 
     def load(self, loaded: list[Checkpoint]) -> int:
         """Store the states from which the next epoch begins, and return the number of such loads so far."""
@@ -157,10 +157,9 @@ class Epochs:
             if own == 0:
                 resumed_from.log_replay(self._replay_reason)
         generator = SeedGenerator(self._seed if seeds.next is None else seeds.next)
-        meet = (lambda seed: seed) if self.distributed else None
         ongoing = resumed_from if resumed_from is not None and not resumed_from.is_over else None
         try:
-            seeds.begin(generator, ongoing, meet=meet)
+            seeds.begin(generator, ongoing)
         except StateError:
             if ongoing is not None and ongoing.worker is not None:
                 # A StatefulDataLoader begins the state's epoch even if its loop has ended, and then the next one.
@@ -175,7 +174,7 @@ class Epochs:
         elif resumed_from is None and info is not None and self.before is not None and not self._has_begun_any:
             self._base = self.before.parts[own].renewed()
         self._epoch_seed, self.loaded, self._has_begun_any = seeds.seed, [], info is not None
-        self._place = seeds.place(is_split=self.distributed)
+        self._place = seeds.place()
         seeds.end(generator)
         row = WorkerRow(seeds.epoch + 1, seeds.seed, seeds.first, seeds.next or 0, row.begun + 1, workers)
         if info is None:
@@ -192,7 +191,7 @@ class Epochs:
         worker, identity = WorkerIdentity(own_worker().num_workers, self.number), RankIdentity(self.ranks, self.rank)
         pipe = split_by_worker(self.part_of_rank(), worker, identity)
         seeds, is_worker = SeedGenerator(self._epoch_seed), get_worker_info() is not None
-        if self.distributed:
+        if self.ranks > 1:
             seeds.spawn(self.rank, inplace=True)
         if is_worker:  # otherwise, the global generators belong to training
             seeds = seeds.spawn(self.number)
@@ -208,7 +207,7 @@ class Epochs:
 
     def part_of_rank(self) -> Any:
         """Return the pipeline after splitting it between the ranks."""
-        if not self.distributed:
+        if not self._is_split:
             return self._pipe
         return split_by_rank(self._pipe, RankIdentity(self.ranks, self.rank))
 
