@@ -40,7 +40,7 @@ COMMANDS = {
     "cat": "copy:cat",
     "verify": "verify:verify",
     "index": "index:index",
-    "stats": "ls:stats",
+    "stats": "stats:stats",
     "bench": "bench:bench",
     "plan": "plan:plan",
     "steps": "steps:steps",

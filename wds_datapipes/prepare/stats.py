@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -62,6 +63,7 @@ class DatasetStats:
         samples: the sizes of the samples; the size of a sample is the sum of its fields.
         fields: maps each field to its sizes; the most frequent field comes first.
         faults: the faults of the shards.
+        classes: maps each class to its number of samples, the most frequent one first; None without ``label``.
     """
 
     shards: Sizes
@@ -69,16 +71,33 @@ class DatasetStats:
     samples: Sizes
     fields: dict[str, Sizes]
     faults: list[ShardFault] = field(default_factory=list)
+    classes: dict[str, int] | None = None
+
+
+class _ShardStats(NamedTuple):
+    """What is counted in a shard; under None in ``sizes`` are the sizes of samples."""
+
+    bytes: int | None
+    sizes: dict[str | None, array[int]]
+    faults: list[ShardFault]
+    classes: Counter[str]
 
 
 @checks_calls
 def dataset_stats(
-    shards: Shards, *, num_workers: int | None = None, progress: bool = True, **scan: Unpack[ScanKeywords]
+    shards: Shards,
+    *,
+    label: str | None = None,
+    num_workers: int | None = None,
+    progress: bool = True,
+    **scan: Unpack[ScanKeywords],
 ) -> DatasetStats:
     """Read the headers of shards in parallel and summarize the sizes.
 
     Args:
         shards: a pattern as in `ShardList`, but without variables, or an iterable of URLs, such as a `ShardList`.
+        label: the field with the class of a sample as text, such as ``"cls"``. It is read from each sample; without it,
+            only headers are read.
         num_workers: the number of worker processes, by default one per CPU; 0 works in this process.
         progress: show a progress bar if standard error is a terminal and rich is installed.
         scan: ``key_rule`` splits member names into keys and fields; ``end_marker="optional"`` accepts shards without an
@@ -94,34 +113,44 @@ def dataset_stats(
         >>> stats = dataset_stats([url])
         >>> stats.samples.number, stats.fields["txt"].largest
         (2, 5)
+        >>> dataset_stats([url], label="cls").classes
+        {'1': 1}
     """
     ordered = collect_shards(
-        partial(_read_stats, options=ScanOptions(**scan)),
+        partial(_read_stats, label=label, options=ScanOptions(**scan)),
         resolve_shards(shards),
         label="Counting",
-        measure=lambda part: (len(part[1][None]), part[0]),
+        measure=lambda part: (len(part.sizes[None]), part.bytes),
         num_workers=num_workers,
         progress=progress,
     )
     sizes: dict[str | None, list[npt.NDArray[np.int64]]] = {None: [np.empty(0, np.int64)]}
-    for _, of_shard, _ in ordered:
-        for name, values in of_shard.items():
+    for part in ordered:
+        for name, values in part.sizes.items():
             sizes.setdefault(name, []).append(np.frombuffer(values, np.int64))
     fields = {name: Sizes.of(np.concatenate(values)) for name, values in sizes.items()}
+    classes = sum((part.classes for part in ordered), Counter[str]())
     return DatasetStats(
-        Sizes.of([size for size, _, _ in ordered if size is not None]),
-        Sizes.of([len(of_shard[None]) for _, of_shard, _ in ordered]),
+        Sizes.of([part.bytes for part in ordered if part.bytes is not None]),
+        Sizes.of([len(part.sizes[None]) for part in ordered]),
         fields.pop(None),
         {str(name): each for name, each in sorted(fields.items(), key=lambda item: -item[1].number)},
-        [fault for _, _, faults in ordered for fault in faults],
+        [fault for part in ordered for fault in part.faults],
+        None if label is None else dict(classes.most_common()),
     )
 
 
-def _read_stats(url: str, options: ScanOptions) -> tuple[int | None, dict[str | None, array[int]], list[ShardFault]]:
-    """Return the size of a shard, the sizes of each field (under None, those of samples), and the faults."""
+def _read_stats(url: str, label: str | None, options: ScanOptions) -> _ShardStats:
+    """Return what a shard contains."""
     contents = read_contents(url, options)
     sizes: dict[str | None, array[int]] = {None: array("q", [sample.bytes for sample in contents.samples])}
     for sample in contents.samples:
         for name, size in sample.fields.items():
             sizes.setdefault(name, array("q")).append(size)
-    return contents.bytes, sizes, contents.faults
+    classes: Counter[str] = Counter()
+    if label is not None and label in sizes:
+        # Faults are in the contents already.
+        for fields in options.read_samples([url], on_error="skip", fields=[label]):
+            if label in fields:
+                classes[bytes(fields[label]).decode(errors="replace").strip()] += 1
+    return _ShardStats(contents.bytes, sizes, contents.faults, classes)
