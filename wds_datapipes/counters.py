@@ -64,6 +64,8 @@ class Counters:
         entries: the number of skipped items.
         on_shard: called with each shard that is opened.
         on_retry: called after each retry, because the next item may take a long time.
+        is_tried_again: called with each failure of a stage's function, returns whether the stage will get the same item
+            again, so that the item is not skipped yet; None unless a state was just loaded.
     """
 
     def __init__(self) -> None:
@@ -71,6 +73,7 @@ class Counters:
         self.entries = 0
         self.on_shard: Callable[[str], object] | None = None
         self.on_retry: Callable[[], object] | None = None
+        self.is_tried_again: Callable[[], bool] | None = None
         self._counts: Counter[str] = Counter()
         self._latest: deque[SkippedItem] = deque(maxlen=LATEST)
         #: Amounts by thread and figure. Each thread writes only to its own entries, so there is no lock that a fork

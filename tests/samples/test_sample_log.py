@@ -13,7 +13,7 @@ import torch
 
 from wds_datapipes.errors import MissingSidecarError
 from wds_datapipes.samples.sample_log import PositionLog, log_samples
-from wds_datapipes.shards.position import ItemCounter
+from wds_datapipes.shards.held_samples import ItemCounter
 
 
 def logged(items: Any, to: Any = "stdout", **options: Any) -> Iterator[Any]:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wds_datapipes.samples.sampling import parse_slice, rsample, slice_samples
-from wds_datapipes.shards.position import ItemCounter
+from wds_datapipes.shards.held_samples import ItemCounter
 
 NUMBERS = st.none() | st.integers(0, 12)
 POSITIONS = (

@@ -189,6 +189,8 @@ class ErrorPolicy:
                 raise error
             finally:
                 del error  # avoid a reference cycle between the error and this frame
+        if self.counters.is_tried_again is not None and self.counters.is_tried_again():
+            return True
         continues = (bool(self._on_error(error)) if callable(self._on_error) else self._continues) or not ends_stage
         self.has_ended |= not continues
         if isinstance(sample, Mapping):

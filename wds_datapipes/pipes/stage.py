@@ -18,7 +18,8 @@ from wds_datapipes.pipes.declarations import Declarations
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.inspection import name_of, sources_of, upstream
 from wds_datapipes.samples.position_buffer import plain_state
-from wds_datapipes.shards.position import ItemCounter, SamplePosition
+from wds_datapipes.shards.held_samples import NONE_AWAITED, Awaited, ItemCounter
+from wds_datapipes.shards.position import SamplePosition
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -265,12 +266,12 @@ class CountingStage(FunctionStage[T_co], SnapshotStage[T_co]):
         """Return the number of items read in this epoch."""
         return {"passed": self._current().count}
 
-    def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], again: Awaited = NONE_AWAITED) -> None:
         """Load a state from which the next iteration resumes.
 
         Args:
             state: the result of `state_dict`, or ``{}`` if only the items of ``again`` remain.
-            again: the positions of items that later stages have buffered; they are read again without being counted.
+            again: the items that later stages have buffered; they are read again without being counted.
         """
         self._loaded = ItemCounter(state.get("passed", 0), again)
 

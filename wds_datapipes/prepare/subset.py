@@ -11,7 +11,7 @@ from wds_datapipes.prepare.shard_contents import ScanOptions
 from wds_datapipes.samples.fields import Lacking
 from wds_datapipes.samples.sampling import parse_slice, slice_samples
 from wds_datapipes.samples.select import parse_patterns, rename, select_fields
-from wds_datapipes.shards.position import ItemCounter
+from wds_datapipes.shards.held_samples import ItemCounter
 from wds_datapipes.types import Sample
 
 #: The placeholders of a pattern for new keys.

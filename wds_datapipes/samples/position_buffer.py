@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 from wds_datapipes.shards.packed_rows import pack_rows
-from wds_datapipes.shards.position import SamplePosition, missing_samples_error, rows_of
+from wds_datapipes.shards.position import SamplePosition, pack_positions, rows_of
 
 #: Marks an appended position, among the slots of positions that were taken.
 APPENDED = -1
@@ -168,6 +168,7 @@ class SampleBuffer:
         waiting: the positions of the buffered samples.
         at: the position of the last item that the stage has yielded: that of its first sample.
         again: the number of buffered samples to read again after the current one; -1 if the current sample is new.
+        unread: the positions of samples of the source that `read` has not yielded yet.
         cut: the number of tokens already yielded of the last buffered sample, while others have no row yet.
         is_ambiguous: whether two successive samples have the same position, which then does not identify a sample.
     """
@@ -178,6 +179,7 @@ class SampleBuffer:
         self.at = SamplePosition(-1, 0, 0)
         self.again = -1
         self.is_ambiguous = False
+        self.unread: list[SamplePosition] = []
         self._numbers: list[int] = []
         self._next = 0
         self._position: Callable[[], SamplePosition] | None = None
@@ -189,19 +191,29 @@ class SampleBuffer:
         Args:
             source: the samples, preceded by the buffered ones, in any order.
             position: returns the position of the last sample of ``source``, if known.
-
-        Raises:
-            ChangedShardError: a buffered sample is not found at its position.
         """
         items = iter(source)
         self._position = position
-        again, self.waiting = self.waiting.positions[::-1], PositionBuffer()  # they are added again
-        samples = self._find(items, again)
-        while samples:
-            self._at, self.again = again.pop(), len(samples) - 1
-            yield samples.pop()
+        found = [] if position is None else self._find(items, position)
+        # They are added again. Some are new if the error policies of earlier stages have skipped others.
+        self.unread, self.waiting = [at for at, _, _ in found], PositionBuffer()
+        new = sum(is_new for _, is_new, _ in found)
+        while found:
+            self._at, is_new, sample = found.pop()
+            self.unread.pop()
+            self.again = -1 if is_new else len(found) - new
+            yield sample
+            del sample
         self.again = -1
         yield from map(self._locate, items)
+
+    def contents(self) -> BufferContents | list[list[int]] | str:
+        """Return the current positions of the buffered samples, for a state."""
+        if not self.unread:
+            return self.waiting.contents()
+        # What was cut is the last one.
+        count = len(self.waiting) - bool(self.cut)
+        return pack_positions([*self.waiting.positions[:count], *self.unread[::-1], *self.waiting.positions[count:]])
 
     def add(self) -> int:
         """Buffer the last sample read and return its number, counted from 0."""
@@ -234,17 +246,23 @@ class SampleBuffer:
         if self._at is not None:
             self.at = self._at._replace(route=(*self._at.route, start))
 
-    def _find(self, items: Iterator[T], positions: list[SamplePosition]) -> list[T]:
-        """Return the samples at some positions, which are the next ones, in any order."""
-        missing = {position.identity: slot for slot, position in enumerate(positions)}
-        found: list[Any] = [None] * len(positions)
-        while missing:
-            item: Any = next(items, _END)
-            slot = None if item is _END or self._position is None else missing.pop(self._position().identity, None)
-            if slot is None:
-                raise missing_samples_error(len(missing))
-            found[slot] = item
-        return found
+    def _find(self, items: Iterator[T], position: Callable[[], SamplePosition]) -> list[tuple[SamplePosition, bool, T]]:
+        """Return the buffered samples, which are the next ones in any order, with their positions, last ones first.
+
+        A new item follows them if it was read to find out that some of them were skipped.
+        """
+        missing = {at.identity: slot for slot, at in enumerate(self.waiting)}
+        found: list[Any] = [None] * len(missing)
+        while missing and (item := next(items, _END)) is not _END:
+            at = position()
+            slot = missing.pop(at.identity, -1)
+            if slot < 0:
+                found.append((at, True, item))
+                break
+            found[slot] = at, False, item
+        if self.cut and len(self.waiting) - 1 in missing.values():
+            self.cut = 0  # the sample that was cut was skipped
+        return [each for each in reversed(found) if each is not None]
 
     def _locate(self, item: T) -> T:
         if self._position is not None:

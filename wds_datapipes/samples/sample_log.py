@@ -15,7 +15,8 @@ from typing import Literal, TypeAlias, TypeVar
 from wds_datapipes.errors import MissingSidecarError, plural
 from wds_datapipes.io.openers import redact
 from wds_datapipes.samples.fields import not_a_sample_error
-from wds_datapipes.shards.position import ItemCounter, SamplePosition
+from wds_datapipes.shards.held_samples import ItemCounter
+from wds_datapipes.shards.position import SamplePosition
 
 T = TypeVar("T")
 

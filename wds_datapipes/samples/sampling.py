@@ -13,7 +13,8 @@ from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.samples.fields import map_samples
 from wds_datapipes.seeds import derived_seed
-from wds_datapipes.shards.position import ItemCounter, SamplePosition
+from wds_datapipes.shards.held_samples import ItemCounter
+from wds_datapipes.shards.position import SamplePosition
 
 T = TypeVar("T")
 
@@ -135,6 +136,7 @@ class SampleSeeds:
         seed: the seed of this epoch, the same on all ranks and workers.
         rank_and_worker: the rank and the worker.
         repeats: whether a shard may occur more than once, so that shard and key do not identify an item.
+        counter: counts the items that neither shard and key nor a position identify; updated in place.
         position: returns the position of the last item read, if known.
     """
 
@@ -145,11 +147,13 @@ class SampleSeeds:
         *,
         rank_and_worker: tuple[int, int],
         repeats: bool,
+        counter: ItemCounter,
         position: Callable[[], SamplePosition] | None = None,
     ) -> None:
         self._facts = (name, seed)
         self._rank_and_worker = rank_and_worker
         self._repeats = repeats
+        self._counter = counter
         self._position = position
         self._last: Any = None
         self._seed = 0
@@ -159,10 +163,13 @@ class SampleSeeds:
         """Return the seed of the last item read; call this once for each item."""
         if not self._repeats and isinstance(item, dict) and "__url__" in item and "__key__" in item:
             return derived_seed(*self._facts, item["__url__"], item["__key__"])
-        at = None if self._position is None else self._position().identity
+        if self._position is None:
+            self._counter.count += 1
+            return derived_seed(*self._facts, *self._rank_and_worker, self._counter.count)
+        at = self._position().identity
         self._number = self._number + 1 if at == self._last else 0  # items may share a position, as in a batch
         self._last = at
-        return derived_seed(*self._facts, *self._rank_and_worker, *(at or ()), self._number)
+        return derived_seed(*self._facts, *self._rank_and_worker, *at, self._number)
 
     def follow(self, source: Iterable[T]) -> Iterator[T]:
         """Yield the items of ``source``, and derive the seed of each one for `make_rng`."""

@@ -7,8 +7,9 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from random import Random
 from typing import Any, TypeVar
 
-from wds_datapipes.samples.position_buffer import PositionBuffer
-from wds_datapipes.shards.position import SamplePosition, missing_samples_error
+from wds_datapipes.samples.position_buffer import BufferContents, PositionBuffer
+from wds_datapipes.shards.held_samples import NONE_AWAITED, Awaited, ItemCounter
+from wds_datapipes.shards.position import SamplePosition
 
 T = TypeVar("T")
 
@@ -21,8 +22,7 @@ class ShuffleState:
     Attributes:
         at: the position of the last item yielded.
         waiting: the positions of the buffered items, in the order of the buffer.
-        again: the positions of items that later stages have buffered; when these are read again, they bypass the
-            buffer.
+        again: the items that later stages have buffered; when these are read again, they bypass the buffer.
         draws: the number of random numbers drawn.
         room: the capacity of the buffer, in items.
         is_ambiguous: whether two successive items have the same position, which then does not identify an item.
@@ -31,10 +31,14 @@ class ShuffleState:
     def __init__(self, room: int, waiting: Iterable[SamplePosition] = ()) -> None:
         self.at = SamplePosition(-1, 0, 0)
         self.waiting = PositionBuffer(waiting)
-        self.again: set[SamplePosition] = set()
+        self.again: Awaited = NONE_AWAITED
         self.draws = 0
         self.room = room
         self.is_ambiguous = False
+
+    def contents(self) -> BufferContents:
+        """Return the current positions of the buffered items, for a state."""
+        return self.waiting.contents()
 
 
 def shuffle_samples(
@@ -102,24 +106,31 @@ def shuffle_samples(
 def _refill_buffer(
     items: Iterator[Any], state: ShuffleState, position: Callable[[], SamplePosition] | None
 ) -> Generator[T, None, list[T]]:
-    """Read the buffered items again and return them; yield those that later stages have buffered."""
+    """Read the buffered items again and return them; yield those that later stages have buffered.
+
+    The error policies of earlier stages may skip some, and a new item is then read to find that out.
+    """
     missing = {waiting.identity: slot for slot, waiting in enumerate(state.waiting)}
-    again = {waiting.identity for waiting in state.again}
-    buffer: list[Any] = [None] * len(missing)
-    while missing or again:
+    pending = ItemCounter(again=state.again)
+    buffer: list[Any] = [_END] * len(missing)
+    new: list[tuple[Any, SamplePosition]] = []
+    while (missing or pending.has_pending) and not new:
         item: Any = next(items, _END)
         if item is _END:
-            raise missing_samples_error(len(missing) + len(again))
+            break
         at = position() if position is not None else SamplePosition(-1, 0, 0)
         slot = missing.pop(at.identity, None)
         if slot is not None:
             buffer[slot] = item
-        elif at.identity in again:
-            again.discard(at.identity)
+        elif position is not None and pending.is_repeat(position):
             state.at = at
             yield item
-        else:  # a new item, and any number of them may follow
-            raise missing_samples_error(len(missing) + len(again))
+        else:
+            new.append((item, at))
+    if missing or new:
+        found = [pair for pair in zip(buffer, state.waiting, strict=True) if pair[0] is not _END]
+        buffer = [item for item, _ in (*found, *new)]
+        state.waiting = PositionBuffer(at for _, at in (*found, *new))
     return buffer
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
-from wds_datapipes.errors import ChangedShardError, plural
 from wds_datapipes.shards.packed_rows import pack_rows, unpack_rows
 
 NextPosition: TypeAlias = tuple[int, int, str]
@@ -92,46 +91,6 @@ class Progress:
     def resume_position(self) -> NextPosition:
         """Return the position at which to resume."""
         return self.next if self.floor < self.next else self._given
-
-
-class ItemCounter:
-    """Counts the items that a stage has read, each of them once.
-
-    After a state is loaded, earlier stages read the samples that later stages had buffered a second time, which does
-    not count.
-
-    Args:
-        count: the number of items read so far.
-        again: the positions of the items that will be read a second time.
-    """
-
-    __slots__ = ("_again", "count")
-
-    def __init__(self, count: int = 0, again: Iterable[SamplePosition] = ()) -> None:
-        self.count = count
-        self._again = {position.identity for position in again}
-
-    @property
-    def has_pending(self) -> bool:
-        """Whether some items are still to be read a second time."""
-        return bool(self._again)
-
-    def is_repeat(self, position: Callable[[], SamplePosition] | None) -> bool:
-        """Return whether an item is read for the second time; otherwise, count it.
-
-        Args:
-            position: returns its position; None if unknown.
-
-        Raises:
-            ChangedShardError: the item is new, although others are still pending.
-        """
-        if self._again and position is not None:
-            if (identity := position().identity) not in self._again:
-                raise missing_samples_error(len(self._again))
-            self._again.remove(identity)
-            return True
-        self.count += 1
-        return False
 
 
 @dataclass(frozen=True)
@@ -235,14 +194,6 @@ class Resume:
 
 #: All shards of a list.
 ALL_SHARDS = Resume()
-
-
-def missing_samples_error(count: int) -> ChangedShardError:
-    """Return the error for buffered samples that cannot be found again."""
-    return ChangedShardError(
-        f"A stage had buffered {plural(count, 'sample')} not found at the saved positions. A state can only be loaded "
-        "with the shards it was saved with"
-    )
 
 
 def merge_spans(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -21,6 +21,7 @@ from wds_datapipes.samples.bucketing import Length, LengthBuckets, bucket_sample
 from wds_datapipes.samples.packing import Layout, LongSamples, RowFormat, pack_samples
 from wds_datapipes.samples.position_buffer import SampleBuffer
 from wds_datapipes.samples.shuffling import ShuffleState, shuffle_samples
+from wds_datapipes.shards.held_samples import NONE_AWAITED, Awaited
 from wds_datapipes.shards.position import SamplePosition, unpack_positions
 from wds_datapipes.types import Sample
 
@@ -51,14 +52,14 @@ class BufferingStage(FunctionStage[T_co], SnapshotStage[T_co]):
                 f"{name_of(self)} records its buffered items by their positions, but an earlier stage that is declared "
                 "stateless yields several items for one sample. Do not declare that stage stateless"
             )
-        return {"waiting": progress.waiting.contents()}
+        return {"waiting": progress.contents()}
 
-    def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], again: Awaited = NONE_AWAITED) -> None:
         """Load a state from which the next iteration resumes.
 
         Args:
             state: the result of `state_dict`, or ``{}`` if only the samples of ``again`` remain.
-            again: the positions of samples that later stages have buffered; they are yielded first.
+            again: the samples that later stages have buffered; they are yielded first.
 
         Raises:
             StateError: the state is corrupt.
@@ -77,7 +78,7 @@ class BufferingStage(FunctionStage[T_co], SnapshotStage[T_co]):
         self,
         state: Mapping[str, Any],
         waiting: Iterable[SamplePosition] = (),
-        again: Iterable[SamplePosition] = (),  # noqa: ARG002 - no stage after a batch buffers samples
+        again: Awaited = NONE_AWAITED,  # noqa: ARG002 - no stage after a batch buffers samples
     ) -> Any:
         """Return the progress stored in a state, or that at the beginning of an epoch."""
         return SampleBuffer(waiting, state.get("cut", 0))
@@ -158,11 +159,11 @@ class SampleShuffler(SeededStage, BufferingStage[Sample]):
         return {"state": known.pop("buffer"), "rng": self._rng, **known}
 
     def _progress(
-        self, state: Mapping[str, Any], waiting: Iterable[SamplePosition] = (), again: Iterable[SamplePosition] = ()
+        self, state: Mapping[str, Any], waiting: Iterable[SamplePosition] = (), again: Awaited = NONE_AWAITED
     ) -> ShuffleState:
         loaded = ShuffleState(state.get("room", self.initial if self._enabled else 1), waiting)
         loaded.draws = operator.index(state.get("draws", 0))
-        loaded.again = set(again)
+        loaded.again = again
         return loaded
 
 

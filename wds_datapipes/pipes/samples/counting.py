@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -28,6 +28,7 @@ from wds_datapipes.samples.epochs import Stream
 from wds_datapipes.samples.sample_log import LogTarget, log_samples
 from wds_datapipes.samples.sampling import non_empty, parse_slice, rsample, slice_samples
 from wds_datapipes.seeds import derived_seed
+from wds_datapipes.shards.held_samples import NONE_AWAITED, Awaited
 from wds_datapipes.shards.position import SamplePosition
 from wds_datapipes.types import Instance
 
@@ -244,7 +245,7 @@ class EpochSetter(SnapshotStage[Any]):
     def __init__(self, source: IterDataPipe[Any], n: int) -> None:
         self.source = source
         self.n = check_integer("n, the number of items in an epoch,", n, 1)
-        self._loaded: tuple[Mapping[str, Any], list[SamplePosition]] | None = None
+        self._loaded: tuple[Mapping[str, Any], Awaited] | None = None
         self._stream: Stream[Any] = Stream()
         self._passes = NestedPasses(source, find_rank_and_worker(source), None)
         self._seed: int | None = None
@@ -282,24 +283,24 @@ class EpochSetter(SnapshotStage[Any]):
         lasting = {"seed": passes.seed, "first": passes.first, "is_open": stream.is_open, **position}
         return {"given": stream.given, "lasting": lasting}
 
-    def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], again: Awaited = NONE_AWAITED) -> None:
         """Load a state, from which the next iteration resumes.
 
         Args:
             state: the result of `state_dict`. Without ``"given"``, a new epoch starts.
-            again: the positions of samples that later stages have buffered; they are yielded first.
+            again: the samples that later stages have buffered; they are yielded first.
         """
-        self._loaded = state, [*again]
+        self._loaded = state, again
 
     def reset_state(self) -> None:
         """Make the next iteration start an epoch at the loaded position in the stream."""
         if self._loaded is not None:
-            self._loaded = {"given": 0, "lasting": self._loaded[0]["lasting"]}, []
+            self._loaded = {"given": 0, "lasting": self._loaded[0]["lasting"]}, NONE_AWAITED
 
     def __iter__(self) -> Iterator[Any]:
         refuse_remote(self.source, "with_epoch")
         number_instances(self.source)  # a loader may have split the source again
-        state, again = self._loaded or ({}, [])
+        state, again = self._loaded or ({}, NONE_AWAITED)
         self._stream.given = 0
         if state and state["lasting"] is None:
             self._stream = Stream()

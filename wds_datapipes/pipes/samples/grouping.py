@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from wds_datapipes.arguments import check_choice, check_fields
@@ -21,6 +21,7 @@ from wds_datapipes.pipes.state.shard_order import Seen, ShardOrder, listings_bef
 from wds_datapipes.samples.grouping import OnDuplicate, OnRepeatedKey, RecordGrouping, SampleGrouping, split_by_shard
 from wds_datapipes.samples.keys import KeyRule, check_key_rule, first_dot
 from wds_datapipes.samples.mixing import interleave_samples
+from wds_datapipes.shards.held_samples import NONE_AWAITED, Awaited, read_again
 from wds_datapipes.shards.loading import ShardMembers
 from wds_datapipes.shards.position import (
     ALL_SHARDS,
@@ -47,6 +48,7 @@ class PositionedSamples(SnapshotStage[Sample]):
         super().__init__()
         self._empty_passes = EmptyPassGuard()
         self._progress = Progress()
+        self._awaited = NONE_AWAITED
         self._share: ShardShare | None = None
         self._listings: OpaqueValue[list[ShardOrder]] = OpaqueValue([])  # hidden: torch would treat them as sources
         self._listed: list[Seen] = []
@@ -114,7 +116,7 @@ class PositionedSamples(SnapshotStage[Sample]):
             )
         check_shard_list(reader.source)
 
-    def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], again: Awaited = NONE_AWAITED) -> None:
         """Load a state, from which the next iteration resumes."""
         spans = defaultdict[int, list[tuple[int, int]]](list)
         for position in again:
@@ -123,6 +125,7 @@ class PositionedSamples(SnapshotStage[Sample]):
         following = tuple(state.get("next", END_OF_SHARDS))
         key_rule = self._make_grouping().key_rule
         self._loaded = Resume(following, spans, share, [*map(tuple, state.get("open", ()))], key_rule)
+        self._awaited = again
         self._listed_at = -1
         self._listed = [*state.get("listed", ())]
 
@@ -154,13 +157,27 @@ class PositionedSamples(SnapshotStage[Sample]):
         if loaded is not None:
             for listing, seen in zip(self._listings.value, self._listed, strict=False):
                 listing.expect(seen)
+        awaited, self._awaited = NONE_AWAITED if loaded is None else self._awaited, NONE_AWAITED
         grouping = self._make_grouping()
         reader = self.shard_reader
-        if reader is not None and reader.open_shards > 1:
-            yield from interleave_samples(reader.open_reader(resume), grouping, progress=progress, resume=resume)
+        takes_turns = reader is not None and reader.open_shards > 1
+        if reader is not None and takes_turns:
+            samples = interleave_samples(reader.open_reader(resume), grouping, progress=progress, resume=resume)
         else:
-            yield from grouping.group(self._read_shards(resume), progress)
+            samples = grouping.group(self._read_shards(resume), progress)
+        if awaited:
+            skipped = self._count_skipped()
+            yield from read_again(
+                samples, awaited, self.position_reader(), may_lack=lambda: self._count_skipped() > skipped
+            )
+        yield from samples
+        if not takes_turns:
             grouping.finish()
+
+    def _count_skipped(self) -> int:
+        """Return the number of items that the error policies of this stage and the reader have skipped."""
+        counters = {id(each): each for each in (self.counters, (self.shard_reader or self).counters)}
+        return sum(each.entries for each in counters.values())
 
 
 @register_stage("group_samples")

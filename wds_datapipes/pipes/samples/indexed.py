@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -34,6 +36,7 @@ from wds_datapipes.pipes.sharding import SplittingStage, rank_and_worker_of, war
 from wds_datapipes.pipes.stage import SnapshotStage
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.samples.fields import PADDING_MARK
+from wds_datapipes.shards.held_samples import NONE_AWAITED, Awaited
 from wds_datapipes.shards.position import Resharding, SamplePosition
 from wds_datapipes.types import Sample
 from wds_datapipes.user_warnings import warn_user
@@ -260,22 +263,25 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         if is_first := not any(self._instance()[1::2]):  # the first worker of the first rank
             self._warn_of_costs()
         order = self.order_of_epoch()
-        (done, self._rest, again), self._loaded = self._loaded or (0, WHOLE_EPOCH, ()), None
-        self._done, left = done, len(again)
+        (done, self._rest, again), self._loaded = self._loaded or (0, WHOLE_EPOCH, NONE_AWAITED), None
+        self._done, left = done, deque(sorted(again, key=attrgetter("start")))
         policy = ErrorPolicy(self.counted_errors, "IndexedSamples")
         substitutes = self.remainder != "keep"
         marks = self.remainder == "pad" or (substitutes and (bool(self.exclusions) or not policy.always_raises))
         with self._shards.open(self.counters) as readers:
-            chunks = chain([np.array(again, np.int64)], self._positions(readers, self._share(self._rest), self._done))
+            first = np.array([each.start for each in left], np.int64)
+            chunks = chain([first], self._positions(readers, self._share(self._rest), self._done))
             samples = EpochSamples(self._shards, readers, order, substitutes=substitutes)
             for sample, self._position, is_substitute in samples.read(chunks, policy):
+                if sample is not None and marks:
+                    sample[PADDING_MARK] = is_substitute or self._position >= len(order)
                 if left:
-                    left -= 1
-                else:
-                    self._done = done = done + 1
+                    awaited = left.popleft()
+                    if sample is not None:
+                        yield from again[awaited].deliver(sample, awaited)
+                    continue
+                self._done = done = done + 1
                 if sample is not None:
-                    if marks:
-                        sample[PADDING_MARK] = is_substitute or self._position >= len(order)
                     yield sample
             if is_first:
                 samples.warn_of_unknown_keys()
@@ -436,21 +442,21 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
 
     def snapshot(self) -> dict[str, Any]:
         """Return the number of samples that this instance has yielded in the epoch, and the number of ranks."""
-        done, rest, _ = self._loaded or (self._done, self._rest, ())
+        done, rest, _ = self._loaded or (self._done, self._rest, NONE_AWAITED)
         state: dict[str, Any] = {"passed": done, "ranks": self._instance()[0]}
         if rest != WHOLE_EPOCH:
             state["rest"] = rest.state_dict()
         return state
 
-    def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], again: Awaited = NONE_AWAITED) -> None:
         """Load a state, from which the next iteration resumes.
 
         Args:
             state: the result of `state_dict`, or ``{}`` if only the samples of ``again`` remain.
-            again: the positions of samples that later stages have buffered; they are yielded first.
+            again: the samples that later stages have buffered; they are yielded first.
         """
         rest = RestOfEpoch.from_state(state.get("rest"))
-        self._loaded = state.get("passed", 0), rest, tuple(sorted(position.start for position in again))
+        self._loaded = state.get("passed", 0), rest, again
 
     def is_alike_on_ranks(self, state: Mapping[str, Any], ranks: int, workers: int, worker: int) -> bool:
         """Whether the same worker on every rank has this state; the position in the epoch determines it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from random import Random
 from typing import Any, TypeVar
@@ -13,10 +13,18 @@ from wds_datapipes.on_error.policy import OnError, refuse_handler
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.inspection import upstream
 from wds_datapipes.pipes.sharding import find_rank_and_worker
-from wds_datapipes.pipes.stage import EngineStage, FunctionStage, OpaqueValue, position_reader_of, register_stage
+from wds_datapipes.pipes.stage import (
+    EngineStage,
+    FunctionStage,
+    OpaqueValue,
+    SnapshotStage,
+    position_reader_of,
+    register_stage,
+)
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.samples.fields import Function, map_dict, map_samples, map_tuple
 from wds_datapipes.samples.sampling import SampleSeeds, map_samples_with_rng
+from wds_datapipes.shards.held_samples import NONE_AWAITED, Awaited, ItemCounter
 from wds_datapipes.types import Sample
 
 T_co = TypeVar("T_co", covariant=True)
@@ -93,7 +101,7 @@ class SampleMapper(FunctionStage[Any]):
         super().__init__(source, function=function, on_error=on_error)
 
 
-class SeedingStage(SeededStage, FunctionStage[T_co]):
+class SeedingStage(SeededStage, FunctionStage[T_co], SnapshotStage[T_co]):
     """Base class of stages whose function gets a seed for each sample that is independent of process and order.
 
     Attributes:
@@ -101,8 +109,34 @@ class SeedingStage(SeededStage, FunctionStage[T_co]):
     """
 
     shares_seed = True
+    can_reshard = True
     seeded_by: str
     _own_seed = 0
+    _state = ItemCounter()
+
+    @property
+    def has_state(self) -> bool:  # type: ignore[override]  # it depends on the stages before
+        """Whether it counts items, because a user's stage may hold them back, so that their positions are unknown."""
+        for stage in upstream(self.source):
+            known = declared(stage)
+            if known.position_reader() is not None:
+                return False
+            if known.has_state and not known.accepts_again:
+                return True
+        return False
+
+    @property
+    def is_stateless(self) -> bool:  # type: ignore[override]  # as above
+        """Whether it counts no items."""
+        return not self.has_state
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the number of items that neither their shards and keys nor their positions identify."""
+        return {"passed": self._current().count}
+
+    def load_state_dict(self, state: Mapping[str, Any], again: Awaited = NONE_AWAITED) -> None:  # noqa: ARG002 - users' stages are never read again
+        """Load a state from which the next iteration resumes."""
+        self._loaded = ItemCounter(state.get("passed", 0))
 
     def reset(self) -> None:
         """Start an epoch with the seed that was set for it, or one from torch's generator."""
@@ -116,7 +150,8 @@ class SeedingStage(SeededStage, FunctionStage[T_co]):
             self._own_seed,
             rank_and_worker=(instance.rank, instance.worker),
             repeats=any(declared(each).repeats_shards for each in upstream(self.source)),
-            position=position_reader_of(self.source),
+            counter=self._start_progress(ItemCounter()),
+            position=None if self.has_state else position_reader_of(self.source),
         )
         return {**super().function_options(), "seeds": seeds}
 

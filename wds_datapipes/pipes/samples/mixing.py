@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -16,6 +16,7 @@ from wds_datapipes.pipes.state.pipeline_state import reshard_states
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.samples.mixing import MixState, Stop, check_weights, mix_samples
 from wds_datapipes.seeds import derived_seed
+from wds_datapipes.shards.held_samples import NONE_AWAITED, Awaited
 from wds_datapipes.shards.position import Resharding, SamplePosition
 
 
@@ -148,15 +149,15 @@ class SampleMixer(SeededStage, SnapshotStage[Any]):
             "sources": [each.snapshot(source) for each, source in passes],
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], again: Awaited = NONE_AWAITED) -> None:
         """Load a state from which the next iteration resumes.
 
         Args:
             state: the result of `state_dict`, or ``{}`` if only the samples of ``again`` remain. Without ``"left"``,
                 the mixture starts from its beginning, but its sources resume from their states.
-            again: the positions of samples that later stages have buffered; they are yielded first.
+            again: the samples that later stages have buffered; they are yielded first.
         """
-        self._loaded = state, [*again]
+        self._loaded = state, again
 
     def reset(self) -> None:
         """Start an epoch with the seed that was set for it, or one from torch's generator."""
@@ -166,7 +167,7 @@ class SampleMixer(SeededStage, SnapshotStage[Any]):
     def __iter__(self) -> Iterator[Any]:
         sources = self.nested_sources()
         instance = find_rank_and_worker(self)
-        (loaded, again), self._loaded = self._loaded or (self._beginning(), []), None
+        (loaded, again), self._loaded = self._loaded or (self._beginning(), NONE_AWAITED), None
         states = loaded.get("sources", [{}] * len(sources))
         self._firsts = [first_seeds(source, before) for source, before in zip(sources, self._firsts, strict=True)]
         self._passes = passes = [
@@ -187,7 +188,7 @@ class SampleMixer(SeededStage, SnapshotStage[Any]):
         items = []
         for number, source in enumerate(sources):
             self._state.at = number
-            own = [each._replace(route=each.route[1:]) for each in again if each.route[0] == number]
+            own = {each._replace(route=each.route[1:]): by for each, by in again.items() if each.route[0] == number}
             begun = yield from passes[number].resume_from(source, own)
             items.append(begun if number in left else iter(()))
             del begun  # closes the open shard if the source has ended

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.inspection import count_yielded
 from wds_datapipes.pipes.sharding import rotate_assignments
+from wds_datapipes.pipes.stage import position_reader_of
 from wds_datapipes.pipes.state.pipeline_state import load_state
 from wds_datapipes.pipes.state.seeding import later_seed, pending_seed
 from wds_datapipes.seeds import derived_seed
-from wds_datapipes.shards.position import SamplePosition, missing_samples_error
+from wds_datapipes.shards.held_samples import NONE_AWAITED, Awaited, Holder, ItemCounter
+from wds_datapipes.shards.position import SamplePosition
 from wds_datapipes.types import Instance
 
 #: The state of a source that has not started.
 BEGINNING: Mapping[str, Any] = {"pass": 0, "state": None}
 
 Pipe = IterDataPipe[Any]
+
+_END = object()
 
 
 class NestedPasses:
@@ -64,9 +68,7 @@ class NestedPasses:
         self._yielded, self._snapshot = -1, dict[str, Any]()  # of the last item that the source has yielded
         self._loaded = loaded
 
-    def begin(
-        self, source: Pipe, number: int, state: Any = None, again: Iterable[SamplePosition] = ()
-    ) -> Iterator[Any]:
+    def begin(self, source: Pipe, number: int, state: Any = None, again: Awaited = NONE_AWAITED) -> Iterator[Any]:
         """Return an iterator over a pass, which starts when the first item is requested.
 
         Args:
@@ -79,7 +81,7 @@ class NestedPasses:
         self._yielded = -1
         return self._items(source, again)
 
-    def resume_from(self, source: Pipe, again: Iterable[SamplePosition]) -> Generator[Any, None, Iterator[Any]]:
+    def resume_from(self, source: Pipe, again: Awaited) -> Generator[Any, None, Iterator[Any]]:
         """Yield the samples that later stages wait for; return an iterator over the rest of the current pass.
 
         The pass resumes from ``loaded``: a state from `snapshot`, or ``{}`` if only these samples remain.
@@ -91,20 +93,28 @@ class NestedPasses:
         Returns:
             Iterator: over the items that follow.
         """
-        of_pass = defaultdict[int, list[SamplePosition]](list)
-        for address in again:
+        of_pass = defaultdict[int, dict[SamplePosition, Holder]](dict)
+        for address, holder in again.items():
             number, *way = address.route
-            of_pass[number].append(address._replace(route=tuple(way)))
+            of_pass[number][address._replace(route=tuple(way))] = holder
         state = self._loaded or {}
         number = state.get("pass", -1)
         for earlier in sorted(of_pass.keys() - {number}):
             items = self.begin(source, earlier, [{} for _ in PipelineGraph(source).stateful_stages()], of_pass[earlier])
-            yield from _exactly(len(of_pass[earlier]), items)
+            yield from _awaited_of(items, of_pass[earlier], position_reader_of(source))
             del items  # closes the current shard
         items = self.begin(source, number, state.get("state"), of_pass[number])
+        following = yield from _awaited_of(items, of_pass[number], position_reader_of(source))
+        if following is not _END:
+            return self._later(following, items)
         self._loaded = None
-        yield from _exactly(len(of_pass[number]), items)
         return items
+
+    def _later(self, following: Any, items: Iterator[Any]) -> Iterator[Any]:
+        """Yield a new item and those after it; the state remains the loaded one until then."""
+        self._loaded = None
+        yield following
+        yield from items
 
     def snapshot(self, source: Pipe) -> dict[str, Any]:
         """Return the number of the current pass, and its position; None means its beginning."""
@@ -119,7 +129,7 @@ class NestedPasses:
             self._yielded, self._snapshot = yielded, {"pass": self.number, "state": snapshots}
         return self._snapshot
 
-    def _items(self, source: Pipe, again: Iterable[SamplePosition]) -> Iterator[Any]:
+    def _items(self, source: Pipe, again: Awaited) -> Iterator[Any]:
         self._set_seeds(source)
         rotate_assignments(source, self.first_rotation + self.number)
         load_state(source, self._state, again)
@@ -156,9 +166,13 @@ def first_seeds(source: Pipe, before: Sequence[int | None] | None = None) -> lis
     return [None if seed is None else later_seed(seed) for seed in before]
 
 
-def _exactly(count: int, items: Iterator[Any]) -> Iterator[Any]:
-    end = object()
-    for number in range(count):
-        if (item := next(items, end)) is end:
-            raise missing_samples_error(count - number)
+def _awaited_of(
+    items: Iterator[Any], awaited: Awaited, position: Callable[[], SamplePosition] | None
+) -> Generator[Any, None, Any]:
+    """Yield the samples that later stages held back; return the item after them if it was read to find that out."""
+    pending = ItemCounter(again=awaited)
+    while pending.has_pending and (item := next(items, _END)) is not _END:
+        if not pending.is_repeat(position):
+            return item
         yield item
+    return _END

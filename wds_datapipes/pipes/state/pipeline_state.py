@@ -12,8 +12,9 @@ from wds_datapipes.errors import StateError, WdsError, plural
 from wds_datapipes.pipes.declarations import Declarations
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import PipelineGraph
-from wds_datapipes.pipes.inspection import call_of, name_of, upstream
+from wds_datapipes.pipes.inspection import call_of, count_yielded, iteration_of, name_of, sources_of, upstream
 from wds_datapipes.samples.position_buffer import plain_state
+from wds_datapipes.shards.held_samples import NONE_AWAITED, Awaited, Holder
 from wds_datapipes.shards.position import Resharding, SamplePosition, unpack_positions
 
 Part = Sequence[Mapping[str, Any] | None]
@@ -100,15 +101,13 @@ def first_uneven_stage(stages: Iterable[Any]) -> Any:
 
 
 @refusing_corrupt_states()
-def load_state(
-    pipe: Any, state: Sequence[Mapping[str, Any] | None] | None, again: Iterable[SamplePosition] = ()
-) -> None:
+def load_state(pipe: Any, state: Sequence[Mapping[str, Any] | None] | None, again: Awaited = NONE_AWAITED) -> None:
     """Load a state into a pipeline, replacing any earlier one; the next iteration resumes from it.
 
     Args:
         pipe: the pipeline.
         state: the state to resume from. Stages whose state is None restart; if there is no state, all stages do.
-        again: samples to read again first, because stages after the pipeline wait for them.
+        again: samples to read again first, because stages after the pipeline held them back.
 
     Raises:
         StateError: as in `save_state`; or the state belongs to other stages or is corrupt.
@@ -119,6 +118,7 @@ def load_state(
     for stage in upstream(pipe):
         if id(stage) not in kept:
             declared(stage).reset_state()
+        declared(stage).counters.is_tried_again = None
     if state is None:
         return
     stages = PipelineGraph(pipe).stateful_stages()
@@ -127,13 +127,33 @@ def load_state(
             f"The state has entries for {plural(len(state), 'stage')}, but the pipeline has "
             f"{plural(len(stages), 'stage')} with a state"
         )
-    waiting = list(again)
+    awaited = dict(again)
     for stage, own in reversed(list(zip(stages, state, strict=True))):
         if own is None:
             continue
-        stage.load_state_dict(own, *([waiting] if stage.accepts_again else []))
+        stage.load_state_dict(own, *([awaited] if stage.accepts_again else []))
         if stage.rereads_samples:
-            waiting = list(dict.fromkeys([*waiting, *unpack_positions(own.get("waiting", ()))]))
+            awaited = {**dict.fromkeys(unpack_positions(own.get("waiting", ())), _holder_of(stage)), **awaited}
+
+
+def _holder_of(stage: Any) -> Holder:
+    """Return a stage that holds samples back, as the source that reads them again sees it."""
+    [source] = sources_of(stage)
+    between = [*_after_position(source)]
+    return Holder(
+        name_of(stage),
+        lambda: (iteration_of(source), count_yielded(source)),
+        lambda: [call_of(each) for each in between[::-1]],
+        [declared(each).counters for each in between],
+    )
+
+
+def _after_position(pipe: Any) -> Iterator[Any]:
+    """Yield a stage and those before it, up to those that have the position in the shards."""
+    if not declared(pipe).has_position:
+        yield pipe
+        for source in sources_of(pipe):
+            yield from _after_position(source)
 
 
 def next_epoch_state(state: Sequence[Mapping[str, Any] | None] | None) -> list[dict[str, Any] | None] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import StateError, plural
 from wds_datapipes.pipes.stage import SnapshotStage, iterated_by_loader
-from wds_datapipes.shards.position import SamplePosition
+from wds_datapipes.shards.held_samples import NONE_AWAITED, Awaited
 
 #: The number of values of an item that its digest covers, and the number of bytes at each end of a value.
 MAX_VALUES, MAX_BYTES = 64, 1024
@@ -67,7 +67,7 @@ class ReplayedItems(SnapshotStage[Any]):
             return {"replayed": self._made, "digest": self._digest}
         return {"replayed": self._loaded[0], "digest": self._loaded[1]}
 
-    def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:  # noqa: ARG002 - no stage is after it
+    def load_state_dict(self, state: Mapping[str, Any], again: Awaited = NONE_AWAITED) -> None:  # noqa: ARG002 - no stage is after it
         """Load a state; the next iteration resumes from it.
 
         Args:
