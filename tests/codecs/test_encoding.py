@@ -253,3 +253,13 @@ def test_an_extension_takes_options() -> None:
     assert encode("webp", pixels)[12:16] == b"VP8L"
     assert encode("webp", pixels, webp={"quality": 90, "lossless": True})[12:16] == b"VP8L"
     assert encode("seg.png", pixels, **{"seg.png": {"compress_level": 0}}) != encode("png", pixels)
+
+
+def test_tensors_that_are_stored_in_another_way_are_resolved() -> None:
+    pair = torch.tensor([1 + 2j, 3 - 4j])
+    for value, wanted in ((pair.conj(), [1 - 2j, 3 + 4j]), (pair.conj().imag, [-2, 4]), (pair.real, [1, 3])):
+        for extension in ("npy", "npz"):
+            found = decode(extension, encode(extension, value if extension == "npy" else {"a": value}))
+            np.testing.assert_array_equal(found if extension == "npy" else found["a"], wanted)
+    trained = torch.nn.Parameter(torch.ones(2))
+    np.testing.assert_array_equal(decode("npy", encode("npy", trained)), [1, 1])

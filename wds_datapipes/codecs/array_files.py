@@ -75,7 +75,7 @@ def as_array(value: Any) -> NDArray[Any]:
     if type(value) is np.ndarray or isinstance(value, np.generic | np.memmap):
         return np.asarray(value)
     if callable(getattr(value, "detach", None)) and callable(getattr(value, "numpy", None)):
-        array: NDArray[Any] = value.detach().cpu().numpy()
+        array: NDArray[Any] = value.numpy(force=True)
         return array
     raise TypeError(f"{type(value).__name__} is not a plain array")
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from wds_datapipes.codecs.containers import find_end, mp3_frame_size, read_mp3_header
 from wds_datapipes.codecs.extensions import ByExtension
 from wds_datapipes.extras import require
 
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 AUDIO_EXTENSIONS = ("flac", "m4a", "mp3", "ogg", "opus", "sox", "wav", "wma")
 VIDEO_EXTENSIONS = ("avi", "h264", "mjpeg", "mkv", "mov", "mp4", "mpg", "ogv", "webm", "wmv")
 
+#: Containers whose last block may be shorter than the others: `find_end` knows their size.
+READ_IN_BLOCKS = ("wav", "caf")
+#: Containers whose headers tell the exact number of samples per channel.
+EXACT_DURATIONS = ("flac", "aiff")
+
 Video: TypeAlias = "tuple[torch.Tensor, torch.Tensor | None, dict[str, float]]"
 
 
@@ -31,7 +37,8 @@ class VideoDecoder(ByExtension):
     The value is ``(frames, audio, info)``: frames as a uint8 tensor (T, H, W, C) in RGB from 0 to 255, in presentation
     order; the first audio track as from `AudioDecoder`, or ``None``; and ``info`` with ``"video_fps"`` (frames per
     second, if known) and ``"audio_fps"`` (audio samples per second, if there is audio). Frames are returned as stored;
-    rotation metadata are not applied.
+    rotation metadata are not applied. A file that is cut, or of which frames are damaged, is an error, as far as the
+    container and FFmpeg notice.
     """
 
     def __init__(self) -> None:
@@ -45,10 +52,12 @@ class VideoDecoder(ByExtension):
             if not container.streams.video:
                 raise ValueError("the file has no video track")
             rate = container.streams.video[0].average_rate
-            frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+            frames = [frame.to_ndarray(format="rgb24") for frame in _read_frames(container, "video", data)]
             has_audio = bool(container.streams.audio)
         if not frames:
             raise ValueError("the video track has no frames")
+        if len(sizes := {frame.shape[:2] for frame in frames}) > 1:
+            raise ValueError(f"the frames have different sizes (height, width): {sorted(sizes)}")
         info = {"video_fps": float(rate)} if rate and rate > 0 else {}
         audio = None
         if has_audio:
@@ -60,8 +69,9 @@ class VideoDecoder(ByExtension):
 class AudioDecoder(ByExtension):
     """Decodes audio fields (``"torch_audio"``).
 
-    The value is ``(samples, rate)``: a float32 tensor (C, T) with values from -1 to 1, and the number of samples per
-    second. Values of lossy formats outside that range are clipped.
+    The value is ``(samples, rate)``: a float32 tensor (C, T), and the number of samples per second. Full scale is from
+    -1 to 1; sound that is stored as floats, and that of lossy formats, may exceed it. A file that is cut is an error,
+    as far as its container tells.
     """
 
     def __init__(self) -> None:
@@ -79,22 +89,56 @@ def _decode_audio(data: bytes) -> tuple[NDArray[np.float32], int]:
     with open_media(data) as container:
         if not container.streams.audio:
             raise ValueError("the file has no audio track")
-        rate: int = container.streams.audio[0].rate
-        to_floats = _av().AudioResampler(format="fltp")  # planar float32, with the same layout and rate
-        parts = [part.to_ndarray() for frame in container.decode(audio=0) for part in to_floats.resample(frame)]
+        stream = container.streams.audio[0]
+        rate: int = stream.rate
+        # Interleaved, because PyAV counts the planes of eight and more channels beyond their end.
+        to_floats = _av().AudioResampler(format="flt")
+        frames = _read_frames(container, "audio", data)
+        parts = [part.to_ndarray() for frame in frames for part in to_floats.resample(frame)]
         parts += [part.to_ndarray() for part in to_floats.resample(None)] if parts else []
-    if not parts:
-        raise ValueError("the audio track has no samples")
-    samples = np.concatenate(parts, axis=1)
-    return np.clip(samples, -1, 1, out=samples), rate
+        channels: int = stream.codec_context.layout.nb_channels
+        if not parts and not stream.codec_context.name.startswith("pcm_"):
+            raise ValueError("the audio track has no samples")
+    interleaved = np.concatenate(parts, axis=1) if parts else np.zeros((1, 0), np.float32)
+    return np.ascontiguousarray(interleaved.reshape(-1, channels).T), rate
+
+
+def _read_frames(container: Any, kind: str, data: bytes) -> Iterator[Any]:
+    """Yield the frames of the first track of a kind.
+
+    Raises:
+        ValueError: a frame is cut or damaged, or sound ends before the end that its header declares.
+    """
+    stream, form = getattr(container.streams, kind)[0], container.format.name
+    if form == "flac":  # verify the CRC of each frame
+        stream.codec_context.options = {"err_detect": "crccheck+explode"}
+    header = read_mp3_header(data) if form == "mp3" else None
+    count = samples = 0
+    for packet in container.demux(stream):
+        is_short = form == "mp3" and 0 < packet.size < (mp3_frame_size(bytes(packet)) or 0)
+        if is_short or (packet.is_corrupt and form not in READ_IN_BLOCKS):
+            raise ValueError(f"the file is cut or damaged in packet {count} of its {kind} track")
+        count += packet.size > 0
+        for frame in packet.decode():
+            if kind == "video" and frame.is_corrupt:
+                raise ValueError(f"the file is damaged: a frame near packet {count - 1} of its video track is broken")
+            if form == "flac" and frame.pts not in (None, samples):
+                raise ValueError(f"the file is damaged: sound is missing after sample {samples}")
+            samples += frame.samples if kind == "audio" else 0
+            yield frame
+    if header and count < (header.frames or 0):
+        raise ValueError(f"the file is cut: it declares {header.frames} MP3 frames, but has {count}")
+    if form in EXACT_DURATIONS and samples < (stream.duration or 0):
+        raise ValueError(f"the file is cut: it declares {stream.duration} samples per channel, but has {samples}")
 
 
 @contextmanager
 def open_media(data: bytes) -> Iterator[Any]:
-    """Open a media container; PyAV's errors become ValueErrors without its made-up file name."""
+    """Open a complete media container; PyAV's errors become ValueErrors without its made-up file name."""
     av = _av()
+    end = find_end(data)
     try:
-        with av.open(BytesIO(data), **_open_options()) as container:
+        with av.open(BytesIO(data if end == len(data) else data[:end]), **_open_options()) as container:
             yield container
     except av.FFmpegError as error:
         raise ValueError(f"FFmpeg cannot decode it: {error.strerror}") from error
