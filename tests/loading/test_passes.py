@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from coverage_law import check_coverage
 from data_parallel_pipelines import open_service
 from numbered_shards import key_of, numbered_shards
 from torch.utils.data import DataLoader, IterDataPipe, graph_settings
@@ -18,6 +17,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper, Shuffler
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
 from wds_datapipes import ShardList, Stage, StatefulShards
+from wds_datapipes.testing import check_coverage
 
 SIZES = (7, 3, 12, 1, 9, 6, 8)
 KEYS = [f"{shard}-{number}" for shard, size in enumerate(SIZES) for number in range(size)]

@@ -18,7 +18,6 @@ import numpy as np
 import psutil
 import pytest
 import wids
-from coverage_law import check_coverage
 from wids import wids_index
 from wids.wids_lru import LRUCache
 from wids.wids_mmtar import MMIndexedTar
@@ -26,7 +25,7 @@ from wids.wids_mmtar import MMIndexedTar
 from wds_datapipes import IndexedSamples
 from wds_datapipes.index import AccessOptions, EpochOptions, Manifest, build_indexes, read_wids_index, write_wids_index
 from wds_datapipes.index.reading.dataset_reader import DatasetReader
-from wds_datapipes.testing import build_shard
+from wds_datapipes.testing import build_shard, check_coverage
 
 
 @pytest.fixture

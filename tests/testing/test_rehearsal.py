@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from coverage_law import check_coverage
 from numbered_shards import write_numbered
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes import ShardList
-from wds_datapipes.testing import check_resume
+from wds_datapipes.testing import check_coverage, check_resume
 
 SIZES = (5, 0, 7, 2)
 
@@ -76,14 +75,50 @@ def test_pipelines_that_resume_wrongly_are_reported_with_the_cut(make: Callable[
     assert multiprocessing.active_children() == []
 
 
-@pytest.mark.parametrize(("ranks", "workers"), [(1, 1), (2, 1), (3, 5)])
+@pytest.mark.parametrize(("ranks", "workers"), [(1, 0), (2, 1), (3, 5)])
 def test_ranks_and_workers_yield_each_sample_once(ranks: int, workers: int) -> None:
     check_coverage(decoded, ranks=ranks, workers=workers)
     check_coverage(lambda: decoded().to_tuple("__key__", "cls"), ranks=ranks, workers=workers)
-    with pytest.raises(AssertionError):
-        check_coverage(lambda: stages.Lossy(gathered()))
+
+
+def test_items_are_identified_by_a_function() -> None:
+    check_coverage(lambda: gathered().map(stages.unrepeatable_with_key), key=lambda item: item[0])
+    with pytest.raises(AssertionError, match="should occur once, but occurs 0 times"):
+        check_coverage(lambda: gathered().map(stages.unrepeatable_with_key))
+
+
+def self_seeded() -> Any:
+    pipe: Any = stages.SelfSeeded(ShardList(["{0..3}.tar"] * 5))
+    return pipe.sharding_filter().load_wds_shards().group_samples()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (self_seeded, r"Epoch 0: \('\d.tar', '\d-\d'\) should occur 5 times, but occurs "),
+        (
+            lambda: ShardList("{0..3}.tar").load_wds_shards().group_samples(),
+            r"Epoch 0: .* occurs 4 times \(rank 0, worker 0, rank 0, .*No stage splits the data: add \.sharding_filter",
+        ),
+        (
+            lambda: stages.Lossy(gathered()),
+            r"Epoch 1: \('\d.tar', '\d-0'\) should occur once, but occurs 0 times \(never\)",
+        ),
+    ],
+    ids=["own order", "no split", "loses some"],
+)
+def test_incomplete_shares_are_reported(make: Callable[[], Pipe], message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        check_coverage(make)
+
+
+def test_an_empty_pipeline_proves_nothing() -> None:
+    with pytest.raises(AssertionError, match="yields nothing, even without a split"):
+        check_coverage(lambda: ShardList("1.tar").sharding_filter().load_wds_shards().group_samples())
 
 
 def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="check_resume needs at least 2 cuts, the beginning and the end, not 1"):
         check_resume(gathered, cuts=1)
+    with pytest.raises(ValueError, match="check_coverage needs at least 1 rank and 0 workers, not 0 and 2"):
+        check_coverage(gathered, ranks=0)

@@ -60,6 +60,18 @@ def unrepeatable(sample: dict[str, Any]) -> Any:
     return torch.randint(1 << 40, (), generator=torch.Generator().manual_seed(torch.Generator().seed()))
 
 
+class SelfSeeded(IterDataPipe[Any]):
+    """Shuffles in a different order in each process."""
+
+    def __init__(self, source: Pipe) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        items = list(self.source)
+        for index in torch.randperm(len(items), generator=torch.Generator().manual_seed(torch.Generator().seed())):
+            yield items[int(index)]
+
+
 class Lossy(IterDataPipe[Any]):
     """Drops the first sample of each share in every epoch but the first."""
 
@@ -73,3 +85,7 @@ class Lossy(IterDataPipe[Any]):
         if self.epochs > 1:
             next(items, None)
         yield from items
+
+
+def unrepeatable_with_key(sample: dict[str, Any]) -> Any:
+    return sample["__key__"], int(unrepeatable(sample))

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from coverage_law import check_coverage
 from global_batches import global_batches, keys
 from numbered_shards import write_numbered
 
@@ -24,7 +23,7 @@ from wds_datapipes.errors import (
     MisalignedShardsError,
 )
 from wds_datapipes.index import AccessOptions, EpochOptions, Join, Manifest, build_indexes
-from wds_datapipes.testing import build_shard
+from wds_datapipes.testing import build_shard, check_coverage
 
 SIZES = {"web": (7, 0, 20), "books": (4, 5)}
 
