@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
+import PIL.Image
 import pytest
 import zstandard
 from hypothesis import example, given
 from hypothesis import strategies as st
+from plain_codecs import encoded
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from wds_datapipes import ErrorBudget, ReadLimits
@@ -369,3 +371,46 @@ def test_invalid_limits_are_refused(name: str, value: Any) -> None:
         ReadLimits(**{name: value})
     with pytest.raises(TypeError, match="limits must be a ReadLimits, such as"):
         IterableWrapper(["x.tar"]).load_wds_shards(limits=value)
+
+
+@pytest.mark.parametrize("compress", ["zst", "xz"])
+def test_windows_have_a_limit_with_a_name(compress: str, tmp_path: Path) -> None:
+    archive = header("a.txt", 3) + b"one".ljust(512, b"\0") + END
+    if compress == "zst":
+        parameters = zstandard.ZstdCompressionParameters(window_log=28, write_content_size=False, enable_ldm=True)
+        compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+        data = compressor.compress(archive) + compressor.flush()
+    else:
+        data = lzma.compress(archive, filters=[{"id": lzma.FILTER_LZMA2, "dict_size": 1 << 28}])
+    file = tmp_path / f"a.tar.{compress}"
+    file.write_bytes(data)
+    shards = IterableWrapper([str(file)])
+    [member] = shards.load_wds_shards()
+    assert member.data == b"one"
+    with pytest.raises(ReadLimitError, match=r"need a larger window or dictionary, and the limit is window_bytes="):
+        list(shards.load_wds_shards(limits=ReadLimits(window_bytes=128 << 20)))
+    [member] = shards.load_wds_shards(limits=ReadLimits(window_bytes=None))
+    assert member.data == b"one"
+
+
+def test_blank_pages_are_images_and_larger_ones_have_a_limit_with_a_name() -> None:
+    page = encoded(PIL.Image.new("1", (4960, 7016), 1), "TIFF", compression="group4")
+    assert len(page) < 5000
+    [sample] = IterableWrapper([{"tif": page}]).wds_decode("l8")
+    assert sample["tif"].shape == (7016, 4960)
+    assert sample["tif"].min() == 255
+    flat = encoded(PIL.Image.new("1", (20_000, 10_000)), "PNG")
+    for data, field in ((flat, "png"), (encoded(PIL.Image.new("L", (20_000, 10_000)), "JPEG"), "jpg")):
+        samples = IterableWrapper([{field: data}])
+        with pytest.raises(DecodeError, match="200000000 pixels, and the limit is image_pixels=178956970"):
+            list(samples.wds_decode("l8"))
+        [sample] = samples.wds_decode("l8", limits=ReadLimits(image_pixels=None))
+        assert sample[field].shape == (10_000, 20_000)
+        [batch] = samples.batch(1).decode_batch("torchl8", limits=ReadLimits(image_pixels=200_000_000))
+        assert batch[field].shape == (1, 10_000, 20_000)
+    with pytest.raises(DecodeError, match="the limit is image_pixels=5"):
+        list(
+            IterableWrapper([{"png": encoded(PIL.Image.new("L", (3, 2)))}]).wds_decode(
+                "l8", limits=ReadLimits(image_pixels=5)
+            )
+        )

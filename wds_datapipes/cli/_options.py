@@ -22,6 +22,7 @@ from wds_datapipes.errors import WdsError
 from wds_datapipes.io.read_limits import ReadLimits
 from wds_datapipes.samples.keys import KeyRule, first_dot, last_dot
 from wds_datapipes.shards.patterns import expand_urls
+from wds_datapipes.tar.headers import EndMarker
 
 #: Suffixes of a number of bytes with their factors.
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -108,10 +109,10 @@ class ReadArguments(SampleArguments):
     """Options of commands that read shards.
 
     Options:
-        --end-marker: Whether a shard must have an end marker.
+        --end-marker: Whether a shard must have an end marker; final ignores data that follow it.
     """
 
-    end_marker: Literal["required", "optional"] = "required"
+    end_marker: EndMarker = "required"
 
     @property
     def reading(self) -> dict[str, Any]:

@@ -70,7 +70,9 @@ class DecoderChain(FieldChain):
             if not isinstance(decoder, str) and not callable(decoder):
                 raise TypeError(f"a decoder must be a name or a function of a field's name and bytes, not {decoder!r}")
             chain.append(find_decoder(decoder) if isinstance(decoder, str) else decoder)
-        self.decoders = tuple(chain)
+        self.decoders = tuple(
+            decoder.with_limits(limits) if isinstance(decoder, ByExtension) else decoder for decoder in chain
+        )
         self.partial = partial
         self.limits = limits
 

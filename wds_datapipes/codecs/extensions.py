@@ -9,6 +9,8 @@ from difflib import get_close_matches
 from random import Random
 from typing import Any
 
+from wds_datapipes.io.read_limits import ReadLimits
+
 #: The decoders that `register_decoder` has registered, by name.
 registered_decoders: dict[str, ExtensionDecoder] = {}
 
@@ -124,6 +126,10 @@ class ByExtension(ABC):
 
     def with_rng(self, make_rng: Callable[[], Random]) -> ByExtension:  # noqa: ARG002 - for those that draw
         """Return a decoder that uses a new generator for each field."""
+        return self
+
+    def with_limits(self, limits: ReadLimits) -> ByExtension:  # noqa: ARG002 - for those that have some
+        """Return a decoder that observes the limits."""
         return self
 
     def __call__(self, field: str, data: bytes) -> Any:

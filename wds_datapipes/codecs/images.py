@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import struct
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from io import BytesIO
@@ -12,7 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from wds_datapipes.arguments import checks_calls
 from wds_datapipes.codecs import IMAGE_FORMATS
@@ -20,6 +21,7 @@ from wds_datapipes.codecs.crops import GLOBAL_RNG, Box, Crop
 from wds_datapipes.codecs.extensions import ByExtension, split_extensions
 from wds_datapipes.codecs.jpeg import open_jpeg
 from wds_datapipes.codecs.pixels import deep_gray, pack, packed_shape, resize_box, spread, unpack
+from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits, limit_error
 
 #: The extensions that image specs decode. webdataset accepts every extension that Pillow has a plugin for, and
 #: therefore fails on fields that usually hold something else: ``h5 hdf fits grib bufr`` (arrays), ``mpg mpeg fli flc``
@@ -33,8 +35,10 @@ IMAGE_EXTENSIONS = split_extensions(
 
 #: Formats excluded regardless of the extension, because Pillow opens them with other programs.
 EXCLUDED_FORMATS = frozenset({"BUFR", "EPS", "GRIB", "HDF5", "WMF"})
-#: An image with more than LARGE pixels and more than PIXELS_PER_BYTE pixels per byte counts as a decompression bomb.
-LARGE, PIXELS_PER_BYTE = 1 << 24, 10_000
+#: The errors of Pillow's plugins for data that are not in their format.
+NOT_THIS_FORMAT = (SyntaxError, IndexError, TypeError, struct.error)
+#: The longest first bytes by which Pillow's plugins recognize their format.
+PREFIX_BYTES = 16
 
 Container: TypeAlias = Literal["numpy", "torch", "pil"]
 Mode: TypeAlias = Literal["L", "RGB", "RGBA"]
@@ -141,6 +145,7 @@ class ImageDecoder(ByExtension):
         self.result = IMAGE_SPECS[spec]
         self.is_random = crop is not None and crop.is_random
         self._make_rng: Callable[[], Random] | None = None
+        self.limits = DEFAULT_LIMITS
 
     def with_rng(self, make_rng: Callable[[], Random]) -> ImageDecoder:
         """Return a copy whose crops use a new generator for each image."""
@@ -149,6 +154,12 @@ class ImageDecoder(ByExtension):
         seeded = copy.copy(self)
         seeded._make_rng = make_rng
         return seeded
+
+    def with_limits(self, limits: ReadLimits) -> ImageDecoder:
+        """Return a copy that rejects images beyond ``image_pixels``."""
+        limited = copy.copy(self)
+        limited.limits = limits
+        return limited
 
     def decode(self, data: bytes) -> Any:
         """Decode an image file of any format; of an animation, the first frame."""
@@ -191,7 +202,7 @@ class ImageDecoder(ByExtension):
         jpeg = open_jpeg(data)
         if jpeg is None:
             return None, None
-        _check_size(jpeg.width, jpeg.height, data)
+        _check_size(jpeg.width, jpeg.height, data, self.limits)
         part = self._select(jpeg.width, jpeg.height, rng)
         rows = None if part.box is None else part.box.top + part.box.height
         container, mode, _ = self.result
@@ -203,7 +214,7 @@ class ImageDecoder(ByExtension):
 
     def _load(self, data: bytes, rng: Random, part: _Region | None = None) -> tuple[Image.Image, _Region]:
         """Decode an image with Pillow, and return it with the selected region."""
-        image = open_image(data)
+        image = open_image(data, self.limits)
         part = part or self._select(*image.size, rng)
         if part.scale > 1 and image.format in ("JPEG", "MPO"):
             image.draft(None, (max(1, image.width // part.scale), max(1, image.height // part.scale)))
@@ -232,26 +243,32 @@ class ImageDecoder(ByExtension):
         return f"ImageDecoder({self.spec!r}{shown})"
 
 
-def open_image(data: bytes) -> Image.Image:
+def open_image(data: bytes, limits: ReadLimits = DEFAULT_LIMITS) -> Image.Image:
     """Open an image without loading its pixels.
 
     Raises:
-        ValueError: the data are not an image that Pillow reads on its own, or look like a decompression bomb.
+        ValueError: the data are not an image that Pillow reads on its own.
+        ReadLimitError: the image has more pixels than ``image_pixels``.
     """
+    # Image.open has a limit, too, but a single one for the whole process.
     Image.init()
-    try:
-        image: Image.Image = Image.open(
-            BytesIO(data), formats=[name for name in Image.ID if name not in EXCLUDED_FORMATS]
-        )
-    except UnidentifiedImageError as error:
-        raise ValueError("the data are not in an image format that Pillow reads") from error
-    _check_size(image.width, image.height, data)
-    return image
+    for name in Image.ID:
+        factory, accepts = Image.OPEN[name]
+        if name in EXCLUDED_FORMATS or (accepts and accepts(data[:PREFIX_BYTES]) is not True):
+            continue
+        try:
+            image: Image.Image = factory(BytesIO(data), "")
+        except NOT_THIS_FORMAT:
+            continue
+        _check_size(image.width, image.height, data, limits)
+        return image
+    raise ValueError("the data are not in an image format that Pillow reads")
 
 
-def _check_size(width: int, height: int, data: bytes) -> None:
-    if width * height > max(LARGE, PIXELS_PER_BYTE * len(data)):
-        raise ValueError(f"{len(data)} bytes claim to be {width} x {height} pixels, which may be a decompression bomb")
+def _check_size(width: int, height: int, data: bytes, limits: ReadLimits) -> None:
+    if width * height > limits.most("image_pixels"):
+        found = f"an image of {len(data)} bytes has {width} x {height} = {width * height} pixels"
+        raise limit_error(limits, "image_pixels", found)
 
 
 def _scale_box(box: Box, scale: int, shape: tuple[int, ...]) -> Box:

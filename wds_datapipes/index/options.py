@@ -37,7 +37,8 @@ class IndexOptions:
             ``"last"``.
         digest: compute the SHA-256 of the shards too, which reads all of them.
         ignore_zeros: continue after an end marker, to read concatenated archives.
-        end_marker: ``"optional"`` accepts archives without the two blocks of zeros at their end.
+        end_marker: ``"optional"`` accepts archives without the two blocks of zeros at their end, and ``"final"``
+            ignores data that follow them.
         limits: the limits for shards, see `ReadLimits`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Limits for reading shards: sizes of members, names and headers, zeros at the end, expansion."""
+"""Limits for reading shards: sizes of members, names and headers, zeros at the end, expansion, pixels."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ class ReadLimits:
             Linux.
         headers: the number of consecutive headers for one member: long name, long link, PAX records and global PAX
             records. By default 256; common programs write at most three.
+        header_bytes: the size of a long name or of the PAX records of a member, in bytes. By default 1 MiB; common ones
+            take a few hundred bytes, extended attributes more.
         gap_bytes: the number of bytes between two files that are folders, links, devices, members of unknown types, or
             zeros after an end marker. By default 512 MiB, a million links. Without this limit, a server could keep a
             reader busy forever without sending a file.
@@ -41,6 +43,10 @@ class ReadLimits:
         expansion: the ratio of decompressed to compressed size, checked above 1 GiB of decompressed data. By default
             1000. Text reaches 3 to 30, label masks of images 100 to 500, and zeros 1032 with gzip and many thousands
             with zstd, xz and bzip2.
+        window_bytes: the memory that zstd and xz need for what was decompressed before, in bytes. By default 2 GiB, the
+            largest window of zstd (``--ultra --long=31``); usual ones need 8 to 128 MiB.
+        image_pixels: the number of pixels of an image. By default 178,956,970, as in Pillow: a blank page of 3 kB may
+            decode to as many.
 
     Raises:
         ValueError: a limit is out of range.
@@ -56,9 +62,12 @@ class ReadLimits:
     member_bytes: int | None = 8 << 30
     name_bytes: int | None = 4096
     headers: int | None = 256
+    header_bytes: int | None = 1 << 20
     gap_bytes: int | None = 512 << 20
     tail_bytes: int | None = 20 * 512
     expansion: float | None = 1000.0
+    window_bytes: int | None = 2 << 30
+    image_pixels: int | None = 178_956_970
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -38,7 +38,8 @@ class ScanOptions:
 
     Attributes:
         key_rule: splits member names into keys and fields.
-        end_marker: ``"optional"`` accepts archives without the two blocks of zeros at the end.
+        end_marker: ``"optional"`` accepts archives without the two blocks of zeros at the end, and ``"final"`` ignores
+            data that follow them.
         storage_options: passed to remote file systems.
         limits: the limits on memory and header sizes, see `ReadLimits`.
     """

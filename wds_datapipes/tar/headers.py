@@ -11,13 +11,13 @@ from wds_datapipes.errors import CorruptShardError, TruncatedShardError, Unsuppo
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits, limit_error, trailing_zeros_error
 from wds_datapipes.tar.buffer import ReadBuffer
 
-EndMarker: TypeAlias = Literal["required", "optional"]
+EndMarker: TypeAlias = Literal["required", "optional", "final"]
 
 BLOCK = 512
 ZERO_BLOCK = bytes(BLOCK)
 END_MARKER_BYTES = 2 * BLOCK
-#: The maximum size of a long name or a PAX header in bytes; real ones take a few hundred.
-MAX_EXTENSION = 1024 * 1024
+#: The number of bytes to read at once of data that follow the archive.
+REST_BYTES = 1 << 20
 
 #: name, size, checksum, kind, magic, prefix
 FIELDS = Struct("100s 24x 12s 12x 8s c 100x 6s 82x 155s")
@@ -134,11 +134,9 @@ class HeaderReader:
 
     def _extend(self, pending: dict[str, bytes], kind: bytes, size: int, position: int) -> None:
         """Read the long name or the PAX records of a member after their header at ``position``."""
-        if size > MAX_EXTENSION:
-            raise self._corrupt(
-                f"has a long name or PAX header of {size} bytes at byte {position}, more than the limit of "
-                f"{MAX_EXTENSION}"
-            )
+        if size > self._limits.most("header_bytes"):
+            found = f"{self._archive} has a long name or PAX header of {size} bytes at byte {position}"
+            raise limit_error(self._limits, "header_bytes", found)
         content = self._ahead.take(round_to_blocks(size))
         if len(content) < round_to_blocks(size):
             raise self._truncated()
@@ -218,10 +216,13 @@ class HeaderReader:
             if block.strip(b"\0"):
                 if self._ignore_zeros and len(block) == BLOCK:
                     return block, position
+                if self._end_marker == "final":
+                    self._skip_rest()
+                    return b"", position
                 raise CorruptShardError(
                     f"{self._archive} has data at byte {position}, after the end marker at byte {zeros_at}. "
-                    f"If archives were concatenated, pass ignore_zeros=True to read them all; "
-                    f"otherwise it is damaged: write or fetch it again"
+                    f"If archives were concatenated, pass ignore_zeros=True to read them all. If the data belong to no "
+                    f'archive, pass end_marker="final" to ignore them, as tar does. Otherwise write or fetch it again'
                 )
             if position == zeros_at + BLOCK and self._end_marker == "required" and position != self._stop:
                 raise TruncatedShardError(
@@ -231,6 +232,11 @@ class HeaderReader:
             if is_too_long:
                 raise trailing_zeros_error(self._limits, self._archive, f"its end marker at byte {zeros_at}")
             return b"", position
+
+    def _skip_rest(self) -> None:
+        """Read a stream to its end, so that a command or a download ends without an error."""
+        while self._ahead.take(REST_BYTES):
+            self._extend_gap(self._ahead.offset)
 
     def _verify(self, block: bytes, raw_checksum: bytes, position: int) -> None:
         """Raise an error unless the checksum of the header ``block`` is right, by the standard or with signed bytes."""
@@ -310,7 +316,7 @@ def text(raw: bytes) -> str:
 def _number(raw: bytes) -> int:
     if raw[0] == 0x80:
         return int.from_bytes(raw[1:], "big")
-    digits = raw.partition(b"\0")[0].strip(b" ")
+    digits = raw.partition(b"\0")[0].strip()
     if not digits:
         return 0
     return int(digits, 8) if digits.isdigit() and b"8" not in digits and b"9" not in digits else -1

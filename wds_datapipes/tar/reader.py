@@ -75,7 +75,8 @@ def read_members(
         select_files: called with a member's name before its data is read; returns False to skip the member.
         rename_files: maps a member's name to its new name, before ``select_files`` is called.
         ignore_zeros: continue after an end marker to read concatenated archives.
-        end_marker: ``"optional"`` accepts an archive without the two blocks of zeros at its end.
+        end_marker: ``"optional"`` accepts an archive without the two blocks of zeros at its end, and ``"final"``
+            ignores data that follow them.
         start: the offset of the stream in the archive, in bytes: 0, or the ``offset`` of a member.
         stop: the offset at which the stream ends, if it ends before the archive: the ``offset`` of another member.
         limits: the limits that the archive must observe.
@@ -93,7 +94,7 @@ def read_members(
     headers = HeaderReader(ahead, archive, ignore_zeros=ignore_zeros, end_marker=end_marker, stop=stop, limits=limits)
     most = limits.most("member_bytes")
     # A window up to this size cannot exceed a limit; the header reader checks larger ones.
-    harmless = min(most, limits.most("headers") * BLOCK)
+    harmless = min(most, limits.most("headers") * BLOCK, limits.most("header_bytes"))
     choose = _chooser(select_files, rename_files)
     tracked = None if isinstance(shard, str) else shard
     small = 0  # the number of consecutive small members

@@ -6,7 +6,7 @@ import io
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from wds_datapipes.errors import CorruptShardError, TruncatedShardError
-from wds_datapipes.io.compression.formats import DAMAGED, HEAD_BYTES, Compression, detect_compression
+from wds_datapipes.io.compression.formats import DAMAGED, HEAD_BYTES, TOO_MUCH_MEMORY, Compression, detect_compression
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.prefetch import PrefetchedStream
 from wds_datapipes.io.raw_streams import RawStream, move_bytes
@@ -106,7 +106,7 @@ class Decompressor(RawStream):
         self._compression = compression
         self._url = url
         self._limits = limits
-        self._unit = compression.unit()
+        self._unit = compression.unit(limits)
         #: Compressed bytes that were read but not used yet.
         self._input = b""
         #: Decompressed bytes that did not fit into the buffer of the last read.
@@ -149,6 +149,9 @@ class Decompressor(RawStream):
             try:
                 out: bytes = self._unit.decompress(data, limit)
             except DAMAGED as error:
+                if any(words in str(error) for words in TOO_MUCH_MEMORY):
+                    found = f"The {self.kind} data of {self._location()} need a larger window or dictionary"
+                    raise limit_error(self._limits, "window_bytes", found) from error
                 raise CorruptShardError(
                     f"The {self.kind} data of {self._location()} are damaged: {error}. Fetch or write the file again"
                 ) from error
@@ -186,7 +189,7 @@ class Decompressor(RawStream):
                 f"The {self.kind} data of {self._location()} are followed by other data, which start with "
                 f"{rest[:HEAD_BYTES]!r}. Fetch or write the file again"
             )
-        self._unit = self._compression.unit()
+        self._unit = self._compression.unit(self._limits)
         self._input = rest
         return True
 

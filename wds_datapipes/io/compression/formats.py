@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from wds_datapipes.extras import require
 from wds_datapipes.io.openers import redact, split_scheme
+from wds_datapipes.io.read_limits import ReadLimits
 
 Compress: TypeAlias = "bool | Literal['gz', 'bz2', 'xz', 'zst'] | None"
 """``None`` selects by the file name, ``True`` is gzip, and ``False`` disables compression."""
@@ -19,18 +20,20 @@ Compress: TypeAlias = "bool | Literal['gz', 'bz2', 'xz', 'zst'] | None"
 INPUT_BYTES = 64 << 10
 #: Compressed bytes per call of zstandard, which returns the whole output: up to 32,768 times as many bytes.
 ZSTD_INPUT_BYTES = 4 << 10
-#: Memory limit of xz: more than its strongest preset needs, with the largest dictionary in common use.
-XZ_MEMORY_BYTES = 2 << 30
+#: The largest window of zstd.
+ZSTD_WINDOW_BYTES = 1 << 31
 #: Length of the longest magic bytes below.
 HEAD_BYTES = 10
 #: The errors of decompressors for damaged data.
 DAMAGED = (OSError, ValueError, zlib.error, lzma.LZMAError)
+#: What xz and zstd say of data that need more memory than they may take.
+TOO_MUCH_MEMORY = ("Memory usage limit", "too much memory")
 
 
 class _GzipDecompressorUnit:
     """One gzip member."""
 
-    def __init__(self) -> None:
+    def __init__(self, _limits: ReadLimits) -> None:
         self._object = zlib.decompressobj(wbits=31)  # 16: with gzip's header and checksum; 15: any window
         self.needs_input = True
 
@@ -53,9 +56,11 @@ class _ZstdDecompressorUnit:
 
     needs_input = True
 
-    def __init__(self) -> None:
+    def __init__(self, limits: ReadLimits) -> None:
         zstandard = require("zstandard", extra="zst", purpose="read shards compressed with zstd")
-        self._frame, self._error = zstandard.ZstdDecompressor().decompressobj(), zstandard.ZstdError
+        window = min(limits.most("window_bytes"), ZSTD_WINDOW_BYTES)
+        self._frame = zstandard.ZstdDecompressor(max_window_size=window).decompressobj()
+        self._error = zstandard.ZstdError
 
     @property
     def eof(self) -> bool:
@@ -94,8 +99,8 @@ class Compression(NamedTuple):
     #: Matches the first bytes.
     magic: re.Pattern[bytes]
     #: Creates the decompressor of one unit: a gzip member, a bz2 or xz stream, a zstd frame. It works like those of the
-    #: standard library.
-    unit: Callable[[], Any]
+    #: standard library, and observes ``window_bytes``.
+    unit: Callable[[ReadLimits], Any]
     #: Creates a compressor, as in the standard library.
     compressor: Callable[[], Any]
     input_bytes: int = INPUT_BYTES
@@ -109,7 +114,7 @@ COMPRESSIONS = (
         "bz2",
         (".tbz", ".tbz2"),
         re.compile(rb"BZh\d(?:1AY&SY|\x17\x72\x45\x38\x50\x90)"),
-        bz2.BZ2Decompressor,
+        lambda _limits: bz2.BZ2Decompressor(),
         bz2.BZ2Compressor,
     ),
     GZIP := Compression("gzip", "gz", (".tgz",), re.compile(rb"\x1f\x8b\x08"), _GzipDecompressorUnit, gzip_compressor),
@@ -118,7 +123,7 @@ COMPRESSIONS = (
         "xz",
         (".txz",),
         re.compile(rb"\xfd7zXZ\0"),
-        lambda: lzma.LZMADecompressor(memlimit=XZ_MEMORY_BYTES),
+        lambda limits: lzma.LZMADecompressor(memlimit=limits.window_bytes),
         lzma.LZMACompressor,
     ),
     # A data frame, or a skippable frame, which parallel zstd tools write first.

@@ -121,7 +121,7 @@ class SampleDecoder(DecodingStage[Sample]):
             objects.
         on_error: ``"raise"``; or, to skip the whole sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
         limits: ``member_bytes`` and ``expansion`` of `ReadLimits` limit the decompressed size of compressed fields,
-            such as ``json.gz`` and ``npz``.
+            such as ``json.gz`` and ``npz``, and ``image_pixels`` the size of images.
         by_extension: functions ``bytes -> value``, such as ``json=parse``, which precede all other decoders.
 
     Raises:
