@@ -18,7 +18,7 @@ from torchdata.dataloader2.random import SeedGenerator
 
 from wds_datapipes import IndexedSamples, ShardReadingService, merge_states
 from wds_datapipes.errors import StateError
-from wds_datapipes.index import Manifest, build_indexes
+from wds_datapipes.index import EpochOptions, Manifest, build_indexes
 
 SIZES = (7, 1, 30, 12, 5, 45)
 BATCH = 12
@@ -165,6 +165,48 @@ def test_a_stage_that_makes_the_states_of_ranks_differ_is_named(manifest: Manife
         resume(kind(build, 0, state, distributed=(1, 2)))
     with pytest.raises(StateError, match=rf"requires one state per rank: merge_states.*{reason}"):
         resume(kind(build, 2, state, distributed=(0, 2)))
+
+
+@pytest.mark.parametrize("gone", ["excluded", "unreadable"])
+@pytest.mark.parametrize(("kind", "workers"), [(Tracked, 0), (Service, 2), (Stateful, 2)])
+def test_ranks_that_leave_samples_out_have_states_of_their_own(
+    tmp_path: Path, gone: str, kind: Any, workers: int
+) -> None:
+    """All of them are in the parts of rank 1 of the first batches."""
+    damaged = Manifest(build_indexes(write_numbered(tmp_path, [6, 6, 6, 18, 12])))
+    every, options = keys_in(damaged), dict[str, Any](remainder="keep", order="sequential")
+    if gone == "excluded":
+        options["epoch"] = EpochOptions(exclude=[key for key in every if key.startswith(("1-", "3-"))])
+    else:
+        options["on_error"] = "skip"
+        for shard in (1, 3):
+            os.truncate(tmp_path / f"{shard}.tar", 100)
+
+    def build(ranks: int) -> Any:
+        return pipeline(damaged, ranks=ranks, **options)
+
+    whole = {key for key in every if not key.startswith(("1-", "3-"))}
+    came, states = on_ranks(kind, build, 2, workers, 1)
+    for state in states if workers else states[:1]:
+        with pytest.raises(StateError, match="each rank has its own state, as IndexedSamples may yield fewer items"):
+            on_ranks(kind, build, 2, workers, None, state)
+    merged = merge_states(states)
+    for ranks, other in ((2, workers), (1, 0), (3, 2)):
+        kind_of_rest = kind if (ranks, other) == (2, workers) and kind is not Stateful else Tracked
+        rest = [
+            [*chain.from_iterable(on_rank(kind_of_rest, build, rank, ranks, other, merged))] for rank in range(ranks)
+        ]
+        assert sorted(chain(*came, *rest)) == sorted(whole)
+
+
+def keys_in(manifest: Manifest) -> list[str]:
+    return [str(sample["__key__"]) for sample in IndexedSamples(manifest, order="sequential", remainder="keep")]
+
+
+def on_rank(kind: Any, build: Callable[[int], Any], rank: int, ranks: int, workers: int, state: Any) -> list[Any]:
+    """Return the batches of a rank, of which there may be more than on others."""
+    with closing(kind(lambda: build(ranks), workers, state, distributed=(rank, ranks))) as run:
+        return [*run.epoch()]
 
 
 @pytest.mark.parametrize(("kind", "workers"), [(Service, 0), (Service, 2), (Tracked, 0), (Tracked, 2), (Stateful, 2)])

@@ -71,6 +71,7 @@ class Declarations:
         is_dispatched: whether one process per rank runs the stages before it, for all workers.
         syncs_ranks: whether torchdata has added it and has split the data between ranks.
         is_one_to_one: whether it yields one item for each item that it reads, except for errors.
+        leaves_holes: whether it may leave out items at some positions, so that other ranks may have yielded more.
         samples_per_batch: the number of samples in each batch; None if it does not batch, or has no fixed batch size.
         reads_shards: whether its source is the list of shards.
         reads_members: whether it yields the members of shards, which its `open_reader` yields faster.
@@ -116,6 +117,7 @@ class Declarations:
     is_dispatched: bool = False
     syncs_ranks: bool = False
     is_one_to_one: bool = False
+    leaves_holes: bool = False
     samples_per_batch: int | None = None
     reads_shards: bool = False
     reads_members: bool = False

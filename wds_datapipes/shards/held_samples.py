@@ -64,7 +64,7 @@ class Holder:
                 yield _copy_of(sample)
                 if self.is_settled:
                     return
-                if self._tries - self._failures > MAX_DROPS:
+                if self._tries - self._failures >= MAX_DROPS:
                     raise self._dropped_error(sample, position)
         finally:
             for counters in self._counters:

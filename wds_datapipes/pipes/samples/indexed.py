@@ -235,6 +235,11 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         return self
 
     @property
+    def leaves_holes(self) -> bool:  # type: ignore[override]  # it depends on arguments
+        """Whether it leaves out samples that are excluded or cannot be read, instead of replacing them."""
+        return self.remainder == "keep" and (self.on_error != "raise" or bool(self.exclusions))
+
+    @property
     def dataset(self) -> IndexedShards:
         """The shards, with their names and their numbers of samples."""
         return self._shards
@@ -253,7 +258,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
 
     def __len__(self) -> int:
         """Return the number of samples of an epoch in this process."""
-        if self.remainder == "keep" and (self.on_error != "raise" or self.exclusions):
+        if self.leaves_holes:
             what = "exclude=" if self.exclusions else f"on_error={self.on_error!r}"
             raise TypeError(f"IndexedSamples has no length, because {what} may skip samples")
         return len(self._share())

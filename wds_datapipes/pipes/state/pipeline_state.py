@@ -94,8 +94,8 @@ def first_uneven_stage(stages: Iterable[Any]) -> Any:
     """Return the first of some stages that may drop items or hold them back; None if there is none."""
     for stage in stages:
         known = declared(stage)
-        is_even = known.is_one_to_one and known.on_error == "raise"
-        if not (known.has_position or is_even or known.samples_per_batch or known.is_transparent):
+        is_even = known.has_position or (known.is_one_to_one and known.on_error == "raise")
+        if known.leaves_holes or not (is_even or known.samples_per_batch or known.is_transparent):
             return stage
     return None
 
