@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from torch.utils.data import IterDataPipe
-from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
 
@@ -52,14 +51,6 @@ def test_torchdatas_service_runs_on_the_workers_of_this_package(monkeypatch: pyt
     monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: "forkserver")  # the program chose it
     assert MultiProcessingReadingService(1).multiprocessing_context == "forkserver"
     assert type(ShardReadingService(1)) is ShardReadingService
-
-
-def test_torchdatas_service_keeps_a_pipeline_with_a_dispatching_stage() -> None:
-    pipe = IterableWrapper(range(20)).sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
-    loader = DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, "spawn", 4))
-    service = loader.reading_service
-    assert type(service) is MultiProcessingReadingService  # not read, because its processes may outlive the loader
-    assert (service.num_workers, service.multiprocessing_context, service.worker_prefetch_cnt) == (2, "spawn", 4)
 
 
 def shuffled(count: int) -> IterDataPipe[int]:

@@ -139,6 +139,13 @@ class TestWithoutASplit:
         (message,) = by_torchs_loader(pipe, 2)
         assert "2 workers read all of ShardList" in message
 
+    def test_only_the_service_dispatches(self, urls: str) -> None:
+        source: Any = samples(ShardList(urls))
+        pipe = source.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
+        assert by_service(pipe, 2) == []
+        (message,) = by_torchs_loader(pipe, 2)
+        assert message.startswith("2 workers read all of ShardList, because no stage splits it")
+
     @pytest.mark.parametrize(
         "make",
         [

@@ -147,11 +147,13 @@ class LoadingReport:
         epoch: the number of the latest epoch, from 1; 0 before the first.
         workers: one report for each worker, or for each rank.
         elapsed_s: the time since the workers were started, in seconds.
+        dispatcher: the report of the process that dispatches items to the workers, if there is one.
     """
 
     epoch: int
     workers: Sequence[WorkerReport]
     elapsed_s: float = field(default=0.0, compare=False)
+    dispatcher: WorkerReport | None = None
 
     @property
     def items(self) -> int:
@@ -160,25 +162,31 @@ class LoadingReport:
 
     @property
     def skipped(self) -> Skipped:
-        """The items that all workers have skipped."""
-        return sum_skipped(worker.skipped for worker in self.workers)
+        """The items that all processes have skipped."""
+        return sum_skipped(process.skipped for process in self._processes)
+
+    @property
+    def _processes(self) -> list[WorkerReport]:
+        return [*self.workers, *([] if self.dispatcher is None else [self.dispatcher])]
 
     @property
     def total(self) -> WorkerReport:
-        """The sum of all workers, under the name of their rank."""
+        """The sum of all workers, under the name of their rank, with the figures of all processes."""
         slowest = max(self.workers, key=lambda each: (each.waited_s > 0, each.item_s(self.elapsed_s)), default=_NONE)
         sums = {
             name: sum((getattr(each, name) for each in self.workers), getattr(_NONE, name))
             for name in (*_SUMS, "ahead")
         }
+        sums["figures"] = sum((each.figures for each in self._processes), Counter[str]())
         name, worker = f"Rank {slowest.rank}", slowest.slowest or slowest.name
         return replace(slowest, name=name, pid=0, skipped=self.skipped, slowest=worker, **sums)
 
     def since(self, earlier: LoadingReport) -> LoadingReport:
         """Return the statistics since an earlier report of the same loader."""
-        known = {(each.name, each.pid): each for each in earlier.workers}
-        workers = [each.since(known.get((each.name, each.pid), _NONE)) for each in self.workers]
-        return LoadingReport(self.epoch, workers, self.elapsed_s - earlier.elapsed_s)
+        known = {(each.name, each.pid): each for each in earlier._processes}
+        recent = [each.since(known.get((each.name, each.pid), _NONE)) for each in self._processes]
+        dispatcher = None if self.dispatcher is None else recent.pop()
+        return LoadingReport(self.epoch, recent, self.elapsed_s - earlier.elapsed_s, dispatcher)
 
     def as_dict(self) -> dict[str, int | float | str]:
         """Return the statistics as a flat dictionary, for tools that plot or store them.

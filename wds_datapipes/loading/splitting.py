@@ -91,6 +91,8 @@ def _split(pipe: Any, count: int, number: int, group: SHARDING_PRIORITIES) -> No
         RuntimeError: data that one stage has split would be split again by another one.
     """
     for splitter in splitters(pipe):
+        if any(declared(stage).is_remote for stage in upstream(splitter)):
+            continue  # its items were already split between the workers
         splitter.apply_sharding(count, number, **({"sharding_group": group} if _takes_group(splitter) else {}))
         if (first := next((each for source in sources_of(splitter) for each in splitters(source)), None)) is not None:
             names = f"{call_of(splitter)} comes after {call_of(first)}"

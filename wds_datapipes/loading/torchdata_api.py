@@ -15,3 +15,4 @@ from torchdata.dataloader2.graph._serialization import (
 )
 from torchdata.dataloader2.graph.utils import _find_replicable_branches as find_replicable_branches
 from torchdata.dataloader2.utils import WorkerInfo
+from torchdata.dataloader2.utils.dispatch import find_lca_round_robin_sharding_dp as find_dispatched

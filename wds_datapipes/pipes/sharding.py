@@ -219,19 +219,21 @@ def _has_yielded(stage: Any) -> bool:
     return not isinstance(stage, IterDataPipe) or count_yielded(stage) > 0
 
 
-def advice_for_split(pipe: Any, *, workers: int, ranks: int, knows_workers: bool = False) -> str:
+def advice_for_split(
+    pipe: Any, *, workers: int, ranks: int, knows_workers: bool = False, dispatches: bool = False
+) -> str:
     """Return advice on a pipeline that several processes run without splitting the data; otherwise "".
 
-    Streams with ``.with_epoch()`` are exempt, because each process may draw from all data. So is the source of
-    ``.sharding_round_robin_dispatch()``, which one process runs for all workers of a rank.
+    Streams with ``.with_epoch()`` are exempt, because each process may draw from all data.
 
     Args:
         pipe: the last stage.
         workers: the number of processes that run it on each rank.
         ranks: the number of ranks that share the data.
         knows_workers: whether a source may get its worker from torch and split the data itself.
+        dispatches: whether one process of each rank runs the stages before ``.sharding_round_robin_dispatch()``.
     """
-    for source, instances in _unsplit_sources(pipe, workers * ranks, ranks):
+    for source, instances in _unsplit_sources(pipe, workers * ranks, ranks if dispatches else workers * ranks):
         is_users = type(source).__module__.partition(".")[0] not in ("torch", "torchdata", "wds_datapipes")
         if instances > 1 and not (knows_workers and is_users):
             counts = {"ranks": ranks, "workers": instances // ranks}
@@ -298,8 +300,14 @@ def is_read_by_shard() -> bool:
     )
 
 
-def _unsplit_sources(pipe: Any, instances: int, ranks: int) -> Iterator[tuple[Any, int]]:
-    """Yield the sources that no stage splits, with the number of processes that read each."""
+def _unsplit_sources(pipe: Any, instances: int, dispatching: int) -> Iterator[tuple[Any, int]]:
+    """Yield the sources that no stage splits, with the number of processes that read each.
+
+    Args:
+        pipe: the last stage.
+        instances: the number of processes that run it.
+        dispatching: the number of those that run the stages before ``.sharding_round_robin_dispatch()``.
+    """
     seen, found = set[int](), [(pipe, instances)]
     while found:
         stage, readers = found.pop()
@@ -307,7 +315,7 @@ def _unsplit_sources(pipe: Any, instances: int, ranks: int) -> Iterator[tuple[An
             continue
         seen.add(id(stage))
         if declared(stage).is_dispatched:
-            readers = ranks
+            readers = dispatching
         sources = [source for source in sources_of(stage) if isinstance(source, IterDataPipe)]
         # A stage that takes shards from a directory gives each shard to a single process.
         if not sources and not declared(stage).claims_shards:

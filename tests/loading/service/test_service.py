@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import IterDataPipe, get_worker_info
-from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.adapter import Adapter, Shuffle
 from torchdata.datapipes.iter import IterableWrapper
@@ -307,23 +306,6 @@ def test_workers_can_run_a_single_branch(pipe: Callable[[], Pipe], branches: int
     with pytest.raises(ValueError, match=f"The pipeline has {branches} branches that workers could run"):
         iter(loader)
     loader.shutdown()
-
-
-def dispatched() -> Pipe:
-    pipe: Pipe = numbers(9).sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
-    return pipe
-
-
-def test_no_process_dispatches_items() -> None:
-    with load(dispatched(), 0) as loader:
-        assert list(loader) == list(range(9))
-    with (
-        load(dispatched().map(plus_one)) as loader,
-        pytest.raises(
-            ValueError, match=r"by \.sharding_filter\(\), .* or use torchdata's MultiProcessingReadingService"
-        ),
-    ):
-        list(loader)
 
 
 # sources, adapters and state

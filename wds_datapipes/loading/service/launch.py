@@ -11,10 +11,12 @@ from wds_datapipes.loading.splitting import RankIdentity, split_by_worker
 from wds_datapipes.loading.torchdata_api import (
     WorkerInfo,
     attach_wrapper,
+    find_dispatched,
     find_replicable_branches,
     list_dps,
     replace_dp,
 )
+from wds_datapipes.loading.workers.dispatch import DispatchedItems
 from wds_datapipes.loading.workers.in_process import LocalItems
 from wds_datapipes.loading.workers.loop_items import LoopItems, Pipe
 from wds_datapipes.loading.workers.pool import PooledItems, WorkerPool
@@ -63,13 +65,11 @@ def start_workers(service: Any, datapipe: Pipe, identity: RankIdentity) -> tuple
         ValueError: the pipeline has no part that each worker can run.
     """
     graph, manager = traverse_dps(datapipe), service.manager
+    dispatched = find_dispatched(graph)
+    if dispatched is not None:
+        graph = replace_dp(graph, dispatched, DispatchedItems())
+        ((datapipe, _),) = graph.values()
     stages = list_dps(graph)
-    if any(declared(stage).is_dispatched for stage in stages):
-        raise ValueError(
-            "The workers of a ShardReadingService cannot share a process for the stages before "
-            ".sharding_round_robin_dispatch(). Replace that stage by .sharding_filter(), so that each worker takes its "
-            "share of the items; or use torchdata's MultiProcessingReadingService, which starts such a process"
-        )
     branches = find_replicable_branches(graph)
     if len(branches) != 1:
         raise ValueError(
@@ -80,7 +80,7 @@ def start_workers(service: Any, datapipe: Pipe, identity: RankIdentity) -> tuple
     window = 1 + service.worker_prefetch_cnt + -(-service.main_prefetch_cnt // service.num_workers)
     together = MAX_TOGETHER if service.worker_prefetch_cnt else 1
     own = {id(stage) for stage in list_dps(traverse_dps(branches[0]))}
-    manager.refuse(branches[0], [stage for stage in stages if id(stage) not in own])
+    manager.refuse(branches[0], [stage for stage in stages if id(stage) not in own], dispatched)
     share = attach_wrapper(branches[0])
     jobs = [
         WorkerJob(
@@ -94,10 +94,27 @@ def start_workers(service: Any, datapipe: Pipe, identity: RankIdentity) -> tuple
             records_state=not (manager.refusal or manager.replay_reason),
             replay_reason=manager.replay_reason_of_workers,
             identity=identity,
+            name=f"worker process {number}",
         )
         for number, part in enumerate(manager.parts)
     ]
-    pool = WorkerPool(jobs, start_method(service), service.timeout_s)
+    dispatching = None
+    if dispatched is not None:
+        # It has no state: to resume, it makes the items of the epoch again, as the workers do.
+        dispatching = WorkerJob(
+            attach_wrapper(dispatched),
+            WorkerInfo(1, 0),
+            window,
+            together,
+            None,
+            service.worker_reset_fn,
+            resumed=None,
+            records_state=False,
+            replay_reason="",
+            identity=identity,
+            name="dispatching process",
+        )
+    pool = WorkerPool(jobs, start_method(service), service.timeout_s, dispatching)
     items = PooledItems(pool, PipelineGraph(branches[0]).spans_epochs)
     if branches[0] is datapipe:
         return items, items

@@ -14,7 +14,7 @@ from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.amendment import adopt
 from wds_datapipes.loading.checkpoint.format import checkpoints_in, state_of
 from wds_datapipes.loading.lightning import unknown_length_error, without_ended_epoch
-from wds_datapipes.loading.service.service import MultiProcessingService, ShardReadingService
+from wds_datapipes.loading.service.service import ShardReadingService
 from wds_datapipes.loading.splitting import (
     DataParallelGroup,
     RankIdentity,
@@ -190,10 +190,6 @@ def extend_loaders() -> None:
     @functools.wraps(initialize)
     def initialize_and_extend(self: Any, *arguments: Any, **options: Any) -> None:
         initialize(self, *arguments, **options)
-        if self.datapipe is not None and any(declared(each).is_dispatched for each in upstream(self.datapipe)):
-            for service in _services(self.reading_service):
-                if isinstance(service, MultiProcessingService):
-                    service.become_torchdatas()
         if any(isinstance(each, ShardReadingService) for each in _services(self.reading_service)):
             self.__class__ = _extended(self.__class__)
 

@@ -306,7 +306,7 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
             return share_report(report, self._ranks, reads=True)
         if ranks_of_run() > 1:
             raise RuntimeError("report(all_ranks=True) requires ShardReadingService(distributed=True), or a group")
-        return replace(report, workers=[report.total])
+        return replace(report, workers=[report.total], dispatcher=None)
 
     def _split_datapipe(self, datapipe: Pipe) -> Pipe:
         """Split the pipeline between ranks and workers; return the part for the main process."""
@@ -341,7 +341,8 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
             warn_user(advice)
         if self.worker_init_fn is None and self.worker_reset_fn is None:  # they may split the data
             ranks = self.group.identity.ranks
-            if advice := advice_for_split(datapipe, workers=max(self.num_workers, 1), ranks=ranks):
+            workers = max(self.num_workers, 1)
+            if advice := advice_for_split(datapipe, workers=workers, ranks=ranks, dispatches=True):
                 warn_user(advice)
 
     # States are exact without pausing the workers, and DataLoader2 itself counts items up to a limit.
@@ -367,14 +368,6 @@ class MultiProcessingService(ShardReadingService):
         super().__init__(*args, **kwargs, distributed=False)
         # The default of torchdata is the start method of the program.
         self.multiprocessing_context = self.multiprocessing_context or multiprocessing.get_start_method(allow_none=True)
-        self._given = args, kwargs
-
-    def become_torchdatas(self) -> None:
-        """Become torchdata's own service, which, unlike this package, supports a dispatching stage."""
-        args, kwargs = self._given
-        self.__dict__.clear()
-        self.__class__ = MultiProcessingReadingService
-        MultiProcessingReadingService.__init__(self, *args, **kwargs)
 
 
 def _end(items: LoopItems | None, ranks: Ranks | None, reports: PeriodicReports | None) -> None:

@@ -134,16 +134,17 @@ class StateManager:
             loaded = [replace(checkpoint, is_over=is_over) for checkpoint in loaded]
         self.resumed_from = state_of_rank(loaded, pipe, (rank, ranks_now, self._workers))
 
-    def refuse(self, pipe: Any, later_stages: Sequence[Any]) -> None:
+    def refuse(self, pipe: Any, later_stages: Sequence[Any], dispatched: Any = None) -> None:
         """Determine whether the pipeline has a state, and whether it resumes by replay.
 
         Args:
             pipe: the pipeline of the workers.
             later_stages: the stages after it, in the main process.
+            dispatched: the pipeline of the dispatching process, if there is one.
         """
         try:
             later_stages = [stage for stage in later_stages if not declared(stage).syncs_ranks]
-            reason = replay_reason(pipe, later_stages)
+            reason = replay_reason(pipe, later_stages, dispatched)
         except StateError as error:
             self.refusal = str(error)  # the error itself would keep its frames alive
             return

@@ -14,7 +14,14 @@ from typing import Any
 from wds_datapipes.counters import Counters
 from wds_datapipes.loading.transport.bundle import Bundle
 from wds_datapipes.loading.transport.protocol import AHEAD_BYTES, COMMAND_BYTES, HEADER, INLINE, Command, Header, Kind
-from wds_datapipes.loading.transport.serialization import Serializer, describe, plain_copy, unpack
+from wds_datapipes.loading.transport.serialization import (
+    SendableError,
+    Serializer,
+    describe,
+    plain_copy,
+    serialize,
+    unpack,
+)
 from wds_datapipes.loading.transport.shared_memory import SegmentPool, StatusPage
 
 #: Items share a message until the next one does not fit, or until this long after the previous message, in seconds.
@@ -40,18 +47,19 @@ class Sender:
         window: the maximum number of messages in transit or waiting to be used; if small items share messages, there
             can be one more.
         together: the maximum number of items in a message.
+        name: the name of this process, for errors.
 
     Attributes:
         page: the status page of this process, which the other side reads.
         counters: the counters of the pipeline that produces the items.
         epoch: the epoch that is being sent.
         requests: the requested epochs that have not begun, with the data that they need to begin.
-        producer: the name of the stage that produces the items, for messages.
         pack_records: returns the records of some items as bytes; None if items have none.
     """
 
-    def __init__(self, channel: socket.socket, *, window: int, together: int) -> None:
+    def __init__(self, channel: socket.socket, *, window: int, together: int, name: str = "") -> None:
         self._channel = channel
+        self._name = name
         self._window = window
         self._together = together
         self._pool = SegmentPool()
@@ -65,13 +73,21 @@ class Sender:
         self._items = self._bytes = 0
         self._making_s = self._waiting_s = 0.0
         self.requests: deque[tuple[int, Any]] = deque()
-        self.producer = "The pipeline"
+        self._producer = "The pipeline"
         self.pack_records: Callable[[Sequence[Any]], bytes] | None = None
         self.page = StatusPage()
         self.counters = Counters()
         self.counters.on_shard, self.counters.on_retry = self.page.note, self._publish_retry
         self.begin(0)
         self._send(Header(Kind.STATUS), descriptor=self.page.descriptor)
+
+    def fileno(self) -> int:
+        """Return the descriptor that becomes readable when there are requests to receive."""
+        return self._channel.fileno()
+
+    def name_producer(self, producer: str) -> None:
+        """Set the name of the stage that produces the items, for messages."""
+        self._producer = producer
 
     @property
     def is_full(self) -> bool:
@@ -104,7 +120,7 @@ class Sender:
             packed = None if plain is not None else self._serializer.pack(item)
         except Exception as error:  # pickling runs user code
             raise pickle.PicklingError(
-                f"{self.producer} made {describe(item, self._serializer.pack)}, which cannot be sent to another "
+                f"{self._producer} made {describe(item, self._serializer.pack)}, which cannot be sent to another "
                 f"process ({type(error).__name__}: {error}). Convert it to plain data, such as bytes, arrays or "
                 "tensors, before it leaves the worker."
             ) from error
@@ -179,11 +195,19 @@ class Sender:
         self._receive_request()
         self.receive_requests()
         with self._lock:
-            self._ready = time.perf_counter()
-            self._waiting_s += self._ready - begin
+            self._count_waiting(begin)
             if not self.is_full:
                 self._flush()
             self._publish()
+
+    def pack_error(self) -> bytes:
+        """Return the current exception for `send`, with the last shard that this process opened."""
+        shard = f", whose last shard was {self.counters.shard}" if self.counters.shard else ""
+        return serialize(SendableError(f"in {self._name}{shard}"))
+
+    def pack_counters(self) -> bytes:
+        """Return the counts of skipped items for `send`."""
+        return serialize(self.counters.skipped())
 
     def close(self) -> None:
         """Close the descriptors and end the second thread; waiting items are not sent."""
@@ -237,6 +261,11 @@ class Sender:
         self._making_s += now - self._ready
         self._ready = now
         return now
+
+    def _count_waiting(self, begin: float) -> None:
+        """Count the time since ``begin`` as spent waiting."""
+        self._ready = time.perf_counter()
+        self._waiting_s += self._ready - begin
 
     def _send_body(self, kind: Kind, body: bytes, number: int = 0) -> None:
         """Send a message without items."""

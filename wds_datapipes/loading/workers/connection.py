@@ -52,6 +52,7 @@ class WorkerConnection:
         position: the items of this epoch that the loop has received, and the state after them.
         split_lists: the lists that the process has split, available after its epoch: the digest of a `ShardOrder` for
             each, or ``None``.
+        dispatcher: the connection to the dispatching process, whose items the process reads, if there is one.
     """
 
     def __init__(self, name: str, receiver: Receiver, timeout_s: float | None = None) -> None:
@@ -72,6 +73,7 @@ class WorkerConnection:
         self._waits = Counter[str]()
         self._waiting_since: float | None = None
         self._watched: list[tuple[WorkerConnection, BaseProcess]] = []
+        self.dispatcher: WorkerConnection | None = None
         self._checks_processes = False
 
     def watch(self, connection: WorkerConnection, process: BaseProcess) -> None:
@@ -99,14 +101,8 @@ class WorkerConnection:
             WorkerDiedError: as in `items`, if this must wait. So are other errors of the process itself, but not those
                 of its items.
         """
+        self.expect(epoch, base)
         with self._lock:
-            self.epoch = epoch
-            self._reader = threading.current_thread()
-            self.position.begin(base)
-            self.split_lists = []
-            self._receiver.begin(epoch)
-            while self._backlog:
-                self._receiver.drop(self._backlog.popleft())
             message = self._receiver.pack_request(payload)
 
         def send() -> bool:
@@ -116,6 +112,17 @@ class WorkerConnection:
             return has_room
 
         self._await(send, select.POLLIN | select.POLLOUT)
+
+    def expect(self, epoch: int, base: WorkerState = BEGINNING) -> None:
+        """Expect the items of an epoch that this or another process begins."""
+        with self._lock:
+            self.epoch = epoch
+            self._reader = threading.current_thread()
+            self.position.begin(base)
+            self.split_lists = []
+            self._receiver.begin(epoch)
+            while self._backlog and self._backlog[0].header.epoch < epoch:
+                self._receiver.drop(self._backlog.popleft())
 
     def items(self) -> Iterator[Any]:
         """Return an iterator over the items of the current epoch. It ends early when another epoch begins.
@@ -132,7 +139,11 @@ class WorkerConnection:
         def take() -> Message | None:
             if epoch != self.epoch or is_abandoned():
                 return ABANDONED
-            return self._backlog.popleft() if self._backlog else self._receive()
+            message = self._backlog.popleft() if self._backlog else self._receive()
+            if message is not None and message.header.epoch > epoch:  # another process has begun the next epoch
+                self._backlog.appendleft(message)
+                return ABANDONED
+            return message
 
         while (message := self._await(take)).header.kind != Kind.END:
             if message.header.kind == Kind.ERROR:
@@ -148,6 +159,16 @@ class WorkerConnection:
             WorkerDiedError: as in `items`. So are other errors of the process itself, but not those of its items.
         """
         self._await(lambda: self.position.has_snapshots or bool(self._backlog) or self._keep_next())
+
+    def drain(self) -> None:
+        """Handle the messages that have arrived, so that a process that is blocked in a send continues.
+
+        Raises:
+            WorkerDiedError: the process has closed its end of the connection.
+        """
+        with self._lock:
+            while not self._closed and self._keep_next():
+                pass
 
     def report(self) -> WorkerReport:
         """Return statistics of the process so far."""
@@ -304,7 +325,12 @@ class WorkerConnection:
         )
 
     def _context(self) -> str:
-        return f" The last shard that it opened is {self.shard}." if self.shard else " It has opened no shard yet."
+        if self.shard:
+            return f" The last shard that it opened is {self.shard}."
+        if self.dispatcher is None:
+            return " It has opened no shard yet."
+        self.dispatcher._read_status()
+        return f" It reads the items of the dispatching process.{self.dispatcher._context()}"
 
 
 def _exit_message(connection: WorkerConnection, process: BaseProcess) -> str:

@@ -98,11 +98,17 @@ class LoopItems(Stage[Any]):
         """Return statistics of the workers so far."""
         host = socket.gethostname()
         workers = [replace(each, rank=self.rank, host=host) for each in self.reports()]
-        return LoadingReport(self.epoch, workers, time.monotonic() - self._began)
+        dispatcher = self.report_of_dispatcher()
+        dispatcher = None if dispatcher is None else replace(dispatcher, rank=self.rank, host=host)
+        return LoadingReport(self.epoch, workers, time.monotonic() - self._began, dispatcher)
 
     @abstractmethod
     def reports(self) -> list[WorkerReport]:
         """Return statistics of each worker so far."""
+
+    def report_of_dispatcher(self) -> WorkerReport | None:
+        """Return statistics of the process that dispatches items to the workers, if there is one."""
+        return None
 
     def close(self) -> None:
         """End the workers."""

@@ -1,14 +1,15 @@
-"""The worker process of a `ShardReadingService`: runs its pipeline on command and sends the items."""
+"""A worker process of a `ShardReadingService`: runs its pipeline on command and sends the items."""
 
 from __future__ import annotations
 
 import os
 import pickle
+import select
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.reduction import DupFd, ForkingPickler
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,8 +20,9 @@ from wds_datapipes.loading.splitting import RankIdentity, split_by_worker
 from wds_datapipes.loading.torchdata_api import extract_wrapper
 from wds_datapipes.loading.transport.protocol import Kind
 from wds_datapipes.loading.transport.sender import ReceiverGone, Sender
-from wds_datapipes.loading.transport.serialization import SendableError, serialize
+from wds_datapipes.loading.transport.serialization import serialize
 from wds_datapipes.loading.transport.shared_memory import new_memory
+from wds_datapipes.loading.workers.dispatch import RoundRobinSender, dispatched_items
 from wds_datapipes.pipes.state.shard_order import listings_before
 
 
@@ -40,6 +42,7 @@ class WorkerJob:
         records_state: whether to send the state of the pipeline after each item.
         replay_reason: why the worker's pipeline resumes by replay, or "".
         identity: the identity of the rank.
+        name: the name of the process, for errors.
     """
 
     pipe: Any
@@ -52,10 +55,25 @@ class WorkerJob:
     records_state: bool
     replay_reason: str
     identity: RankIdentity
+    name: str
+
+
+class Connections(NamedTuple):
+    """The sockets of a worker.
+
+    Attributes:
+        main: the connection to the main process.
+        source: in a worker, the connection to the dispatching process, if there is one.
+        targets: in the dispatching process, the connections to the workers.
+    """
+
+    main: socket.socket
+    source: socket.socket | None = None
+    targets: Sequence[socket.socket] = ()
 
 
 def run_worker(
-    job: Payload, number: int, window: int, together: int, channel: socket.socket, inherited: Sequence[Any]
+    job: Payload, name: str, window: int, together: int, connections: Connections, inherited: Sequence[Any]
 ) -> None:
     """Run a worker until the main process exits; send exceptions to the main process.
 
@@ -63,31 +81,44 @@ def run_worker(
 
     Args:
         job: the `WorkerJob`.
-        number: the number of the worker, for errors, even if the job cannot be unpickled.
+        name: as in the job, for errors, even if the job cannot be unpickled.
         window: as in the job.
         together: as in the job.
-        channel: the connection to the main process.
+        connections: the sockets of the worker.
         inherited: open objects that a fork has inherited, but only other processes need.
     """
     for each in inherited:
         each.close()
     torch.set_num_threads(1)
+    main, source, targets = connections
+    sender: Sender
     try:
-        sender = Sender(channel, window=window, together=together)
+        if targets:
+            sender = RoundRobinSender(main, targets, together=together, name=name)
+        else:
+            sender = Sender(main, window=window, together=together, name=name)
         try:
-            Worker(job.open(), sender).run()
+            Worker(job.open(), sender, source).run()
         except ReceiverGone:
             raise
         except Exception:  # noqa: BLE001  the main process raises it again
-            sender.send(Kind.COUNTERS, serialize(sender.counters.skipped()))
-            sender.send(Kind.ERROR, pack_error(number, sender))
+            sender.send(Kind.COUNTERS, sender.pack_counters())
+            sender.send(Kind.ERROR, sender.pack_error())
             while True:  # exiting would be reported as another error
                 sender.wait()
         except BaseException:
             sender.flush()  # items produced before it are not lost
             raise
     except ReceiverGone:
-        pass
+        if targets:
+            await_end(main)
+
+
+def await_end(main: socket.socket) -> None:
+    """Wait until the main process exits, because it reports the end of a worker, and that of this process follows."""
+    poll = select.poll()
+    poll.register(main, 0)  # its end is reported nevertheless
+    poll.poll()
 
 
 class Worker:
@@ -96,10 +127,15 @@ class Worker:
     Args:
         job: the job of the worker.
         sender: sends the items, and receives requests.
+        source: the connection to the dispatching process, if there is one.
     """
 
-    def __init__(self, job: WorkerJob, sender: Sender) -> None:
-        self.pipe = split_by_worker(extract_wrapper(job.pipe), job.info, job.identity)
+    def __init__(self, job: WorkerJob, sender: Sender, source: socket.socket | None = None) -> None:
+        self.pipe = extract_wrapper(job.pipe)
+        self.dispatched = None if source is None else dispatched_items(self.pipe)
+        if source is not None and self.dispatched is not None:
+            self.dispatched.connect(source)
+        self.pipe = split_by_worker(self.pipe, job.info, job.identity)
         if job.init_fn is not None:
             self.pipe = call_with_pipeline("worker_init_fn", job.init_fn(self.pipe, job.info))
         self.job = job
@@ -125,9 +161,13 @@ class Worker:
             except ReceiverGone:
                 raise
             except Exception:  # noqa: BLE001  the main process raises it when it reaches this point
-                error = pack_error(self.job.info.worker_id, self.sender)
+                error = self.sender.pack_error()
             # The resources held by the exception's frames, such as open files, are released by now.
             self.iterator = None
+            if self.dispatched is not None and self.dispatched.is_lost:
+                self.sender.flush()
+                while True:  # the main process reports how the dispatching process has ended
+                    self.sender.wait()
             self.send_skipped()
             self.sender.send(Kind.ERROR, error)
 
@@ -166,6 +206,8 @@ class Worker:
         """Begin an epoch."""
         self.iterator = None  # closes the files of the previous epoch
         self.sender.begin(epoch)
+        if self.dispatched is not None:
+            self.dispatched.begin(epoch)
         state, self.resumed = self.resumed, None
         job = self.job
         start = EpochStart(
@@ -180,7 +222,7 @@ class Worker:
         )
         self.epoch = epoch_run = EpochRun(self.pipe, start, counters=self.sender.counters)
         self.pipe = epoch_run.pipe
-        self.sender.producer = f"The pipeline, whose last stage here is {type(self.pipe).__name__},"
+        self.sender.name_producer(f"The pipeline, whose last stage here is {type(self.pipe).__name__},")
         self.snapshots = SnapshotWriter(epoch_run.items) if job.records_state else None
         self.sender.pack_records = None if self.snapshots is None else self.snapshots.pack
         if epoch_run.spans_epochs and not epoch_run.is_resumed:
@@ -193,13 +235,7 @@ class Worker:
         counters = self.sender.counters
         if counters.entries != self.reported:
             self.reported = counters.entries
-            self.sender.send(Kind.COUNTERS, serialize(counters.skipped()))
-
-
-def pack_error(worker: int, sender: Sender) -> bytes:
-    """Return the current exception for `Sender.send`, with the last shard that this process opened."""
-    shard = f", whose last shard was {sender.counters.shard}" if sender.counters.shard else ""
-    return serialize(SendableError(f"in worker process {worker}{shard}"))
+            self.sender.send(Kind.COUNTERS, self.sender.pack_counters())
 
 
 class Payload:

@@ -53,12 +53,13 @@ def save_state(pipe: Any) -> State:
     return state
 
 
-def replay_reason(pipe: Any, later_stages: Sequence[Any] = ()) -> str:
+def replay_reason(pipe: Any, later_stages: Sequence[Any] = (), dispatched: Any = None) -> str:
     """Return why a pipeline has no position and must resume by replay; "" if it has one.
 
     Args:
         pipe: the pipeline.
         later_stages: stages after it, which have no state.
+        dispatched: the pipeline of the dispatching process, whose items it reads, if there is one.
 
     Raises:
         StateError: the pipeline has no position, and its seeds do not determine an epoch.
@@ -70,7 +71,8 @@ def replay_reason(pipe: Any, later_stages: Sequence[Any] = ()) -> str:
         reason = f"{name_of(later_stages[0])} runs in the main process, where no stage has a state"
     except StateError as error:
         reason = str(error)
-    if obstacle := next(filter(None, (PipelineGraph(each).replay_obstacle for each in (pipe, *later_stages))), ""):
+    pipes = [pipe, *later_stages, *([] if dispatched is None else [dispatched])]
+    if obstacle := next(filter(None, (PipelineGraph(each).replay_obstacle for each in pipes)), ""):
         raise StateError(f"{reason}. The pipeline cannot be replayed: {obstacle}")
     return reason
 
