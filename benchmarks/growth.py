@@ -20,8 +20,9 @@ from webdataset.tariterators import tarfile_to_samples
 
 from wds_datapipes import ShardList, ShardReadingService, TarWriter
 from wds_datapipes.io.remote.remote_file import FileFacts
+from wds_datapipes.shard_cache.download import DownloadRequest
 from wds_datapipes.shard_cache.entry import CopyFacts, Entry
-from wds_datapipes.shard_cache.store import CacheFolder, DownloadRequest
+from wds_datapipes.shard_cache.store import CacheFolder
 
 from torchdata.dataloader2 import DataLoader2  # isort: skip - the import above silences its deprecation warning
 

@@ -29,8 +29,9 @@ from wds_datapipes.index import AccessOptions, Manifest, build_index
 from wds_datapipes.index.file_format import index_bytes
 from wds_datapipes.index.reading.index_copies import IndexCopies
 from wds_datapipes.io.remote.remote_file import FileFacts
-from wds_datapipes.shard_cache.entry import reserve_space, used_bytes
-from wds_datapipes.shard_cache.store import CacheFolder, CacheFullError, DownloadRequest
+from wds_datapipes.shard_cache.download import CacheFullError, DownloadRequest
+from wds_datapipes.shard_cache.eviction import reserve_space, used_bytes
+from wds_datapipes.shard_cache.store import CacheFolder
 from wds_datapipes.testing import build_shard
 from wds_datapipes.types import ShardInfo
 

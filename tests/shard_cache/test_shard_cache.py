@@ -1,6 +1,7 @@
 """Local copies of shards: fetched once, complete or absent, and within the limit of their total size."""
 
 import contextlib
+import errno
 import hashlib
 import io
 import itertools
@@ -19,16 +20,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from wds_datapipes import ShardList
 from wds_datapipes.counters import Counters
-from wds_datapipes.errors import CacheError, ShardOpenError, TruncatedShardError
+from wds_datapipes.errors import CacheError, ShardOpenError, TruncatedShardError, WdsError
+from wds_datapipes.index.manifest import Manifest
 from wds_datapipes.io import call_threads
 from wds_datapipes.io.file_lock import lock_file
 from wds_datapipes.io.openers import open_url, register_opener
 from wds_datapipes.io.remote.remote_file import FileFacts
 from wds_datapipes.shard_cache.cached_shards import CachedShard, cache_wds_shards, warm_cache
-from wds_datapipes.shard_cache.entry import FOLDER_LOCK, Entry, Passes, entries, reserve_space, used_bytes
-from wds_datapipes.shard_cache.store import CacheFolder, CacheFullError, DownloadRequest
+from wds_datapipes.shard_cache.download import CacheFullError, DownloadRequest
+from wds_datapipes.shard_cache.entry import FOLDER_LOCK, Entry, entries
+from wds_datapipes.shard_cache.eviction import Passes, reserve_space, used_bytes
+from wds_datapipes.shard_cache.store import CacheFolder
 from wds_datapipes.testing import build_shard
+from wds_datapipes.types import ShardInfo
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -519,3 +525,90 @@ def test_old_stray_files_are_removed_and_copies_of_any_name_stay(tmp_path: Path)
     assert all(entry.path.exists() and entry.facts_path.exists() for entry in copies)
     assert reserve_space(tmp_path, None, 5, 20)
     assert sum(entry.path.exists() for entry in copies) == 3
+
+
+PRESIGNED = {
+    "S3": "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=k{n}%2Fs3&X-Amz-Date=2026{n}&X-Amz-Expires={n}&"
+    "X-Amz-Security-Token=t{n}&X-Amz-SignedHeaders=host&X-Amz-Signature={n}",
+    "S3, earlier": "AWSAccessKeyId=k{n}&Expires=17{n}&x-amz-security-token=t{n}&Signature=a{n}%3D",
+    "Google": "X-Goog-Algorithm=a&X-Goog-Credential=k{n}&X-Goog-Date={n}&X-Goog-Expires={n}&X-Goog-Signature={n}",
+    "Google, earlier": "GoogleAccessId=k&Expires={n}&Signature={n}",
+    "Azure": "sp=r&st=2026{n}&se=2027{n}&spr=https&sv=2022-11-02&sr=b&sig={n}%3D",
+    "Azure, delegated": "skoid=1&sktid=2&skt={n}&ske={n}&sks=b&skv=2022&sv=2022&st={n}&se={n}&sr=b&sp=r&sig={n}",
+    "CloudFront": "Expires={n}&Signature={n}&Key-Pair-Id=K{n}",
+    "CloudFront, with a policy": "Policy=p{n}&Signature={n}&Key-Pair-Id=K",
+    "Alibaba": "OSSAccessKeyId=k&Expires={n}&Signature={n}",
+}
+
+
+@pytest.mark.parametrize("signature", PRESIGNED.values(), ids=PRESIGNED)
+@pytest.mark.parametrize("rest", ["", "versionId=3", "part=1&se=2&sv=1&expires=3"])
+def test_presigned_urls_of_a_shard_share_its_copy(tmp_path: Path, signature: str, rest: str) -> None:
+    first, second = (f"https://host/a.tar?{signature.format(n=n)}" for n in (1, 2))
+    names = {Entry.of(tmp_path, url).digest for url in ("https://host/a.tar", first, second)}
+    assert len(names) == 1
+    if rest.startswith("v"):
+        names.add(Entry.of(tmp_path, f"{first}&{rest}").digest)
+        names.add(Entry.of(tmp_path, f"https://host/a.tar?{rest}&{signature.format(n=3)}").digest)
+    elif rest:  # parameters with such names are part of a signature only beside one
+        names |= {Entry.of(tmp_path, f"https://host/a.tar?{rest}&x={n}").digest for n in range(2)}
+        names.add(Entry.of(tmp_path, "https://host/a.tar?part=1&se=3&sv=1&expires=3&x=0").digest)
+    assert len(names) == {"": 1, "v": 2, "p": 4}[rest[:1]]
+
+
+def test_a_presigned_shard_is_fetched_once_and_compared_with_its_manifest(tmp_path: Path, store: Store) -> None:
+    names = [f"a.tar?X-Amz-Date={number}&X-Amz-Signature={number}" for number in range(2)]
+    store.shards.update(dict.fromkeys(names, Path(build_shard(tmp_path / "a.tar", [{"__key__": "a"}])).read_bytes()))
+    manifest = Manifest([ShardInfo("store:a.tar", 1, 1024, "0" * 64)])
+    for name in names:
+        assert len(list(ShardList([f"store:{name}"]).cache_wds_shards(tmp_path / "copies").load_wds_shards())) == 0
+    assert store.opened == names[:1]
+    with pytest.raises(WdsError, match=r"1024 bytes|its SHA-256 is"):
+        list(ShardList([f"store:{names[1]}"]).cache_wds_shards(tmp_path / "b", manifest=manifest).load_wds_shards())
+
+
+def test_urls_that_a_function_names_alike_share_a_copy(tmp_path: Path, store: Store) -> None:
+    shard = Path(build_shard(tmp_path / "a.tar", [{"__key__": "a", "txt": "a"}])).read_bytes()
+    names = [f"a.tar?ticket={number}" for number in range(3)]
+    store.shards.update(dict.fromkeys(names, shard))
+
+    def read_all(**options: Any) -> list[str]:
+        pipe = ShardList([f"store:{name}" for name in names]).cache_wds_shards(tmp_path / "copies", **options)
+        return [sample["__key__"] for sample in pipe.load_wds_shards().group_samples()]
+
+    assert read_all(url_to_name=lambda url: url.partition("?")[0]) == ["a"] * 3
+    assert store.opened == names[:1]
+    assert read_all() == ["a"] * 3
+    assert store.opened == [names[0], *names]
+    with pytest.raises(TypeError, match=r"url_to_name must return a string, but returned None for store:a\.tar"):
+        read_all(url_to_name=lambda url: None)
+    with pytest.raises(TypeError, match="url_to_name must be a function of a URL, not 'a'"):
+        read_all(url_to_name="a")
+
+
+def test_a_lower_limit_holds_although_all_copies_exist(tmp_path: Path, store: Store) -> None:
+    for number in range(4):
+        name = f"{number}.tar"
+        store.shards[name] = Path(build_shard(tmp_path / name, [{"__key__": name, "txt": "a"}])).read_bytes()
+    size = len(store.shards["0.tar"])
+    urls = [f"store:{name}" for name in store.shards]
+    for most in (4, 2, 1):
+        list(ShardList(urls).cache_wds_shards(tmp_path / "c", max_bytes=most * size, prefetch=0).load_wds_shards())
+        assert used_bytes(tmp_path / "c") <= most * size
+
+
+def test_a_failed_write_of_facts_leaves_nothing(
+    folder: CacheFolder, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.shards["a.tar"] = b"1234"
+    real = Path.replace
+
+    def replace(self: Path, target: Any) -> Any:
+        if self.name.endswith(".json.part"):
+            raise OSError(errno.EIO, "Input/output error")
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    with pytest.raises(CacheError, match="Input/output error"):
+        read(folder, "store:a.tar", size=4)
+    assert left_over(folder) == set()

@@ -14,8 +14,9 @@ from wds_datapipes.cli._report import print_error, print_json
 from wds_datapipes.errors import plural
 from wds_datapipes.index.manifest import read_manifest
 from wds_datapipes.parallel.progress import ProgressMeter, human_bytes
-from wds_datapipes.shard_cache.cached_shards import warm_cache
-from wds_datapipes.shard_cache.entry import Entry, entries, evict
+from wds_datapipes.shard_cache.cached_shards import known_shards, warm_cache
+from wds_datapipes.shard_cache.entry import Entry, entries
+from wds_datapipes.shard_cache.eviction import evict, evictable
 from wds_datapipes.shard_cache.store import CacheFolder
 
 
@@ -79,7 +80,7 @@ def warm(
         for each in warm_cache(
             copies,
             urls,
-            known={entry.url: (entry.bytes or None, entry.sha256 or None) for entry in found},
+            known=known_shards(found),
             options={} if stores.store is None else {"storage_options": stores.store},
             at_once=at_once,
         ):
@@ -100,10 +101,10 @@ def clear(options: CacheArguments, max_bytes: str = "") -> None:
     """Remove copies from the cache, by default all of them.
 
     With --max-bytes, removes the least recently used copies until the others fit. Copies that a process is reading or
-    downloading are not removed.
+    downloading are not removed, and neither are files that were put into the folder.
     """
     limit = parse_bytes(max_bytes, "--max-bytes") if max_bytes else 0.0
-    found = sorted(entries(options.path), key=Entry.last_use)
+    found = evictable(options.path)
     remaining = sum(map(copy_bytes, found))
     removed = 0
     for entry in found:

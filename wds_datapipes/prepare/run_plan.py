@@ -21,7 +21,7 @@ from wds_datapipes.index.reading.dataset_reader import PARTS
 from wds_datapipes.index.reading.read_plan import gap_of
 from wds_datapipes.index.reading.sample_reader import MAX_REQUEST_GAP_BYTES
 from wds_datapipes.seeds import derived_seed
-from wds_datapipes.shard_cache.entry import STALE_PASSES
+from wds_datapipes.shard_cache.eviction import STALE_PASSES
 
 #: The maximum number of samples per host and epoch for which the order is computed. With more samples, part of each
 MAX_SAMPLES = 1 << 18

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 from urllib.parse import unquote
 
+from wds_datapipes.redaction.signatures import without_signature
+
 SCHEME = re.compile(r"(?i)[a-z][a-z\d+.-]{0,30}\Z")
 WORD = re.compile(r"\S*")
 #: The end of a query within a longer text: a quote, or the next part of a chained URL.
@@ -157,10 +159,12 @@ def mask_credentials(text: str) -> str:
 
     The result identifies a URL: signing the URL again does not change it, but other parameters do.
 
-    >>> mask_credentials("https://host/?file=000.tar&X-Amz-Signature=0123abcd")
-    'https://host/?file=000.tar&X-Amz-Signature=***'
+    >>> mask_credentials("https://host/?file=000.tar&token=0123abcd")
+    'https://host/?file=000.tar&token=***'
+    >>> mask_credentials("https://host/?file=000.tar&X-Amz-Date=20261129T1200Z&X-Amz-Signature=0123abcd")
+    'https://host/?file=000.tar'
     """
-    text = WEB_USER.sub(r"\1***@", text)
+    text = WEB_USER.sub(r"\1***@", without_signature(text))
     text = PASSWORD.sub(r"\1***@", text)
     text = PARAMETER.sub(r"\1***", text)
     text = NAMED.sub(r"\1\2***\2", text)

@@ -17,7 +17,10 @@ from wds_datapipes.io.openers import open_url, redact
 from wds_datapipes.io.remote.remote_file import FileFacts
 from wds_datapipes.io.urls import OpeningURL, check_url
 from wds_datapipes.redaction import short_repr
-from wds_datapipes.shard_cache.store import CacheFolder, CacheFullError, DownloadRequest
+from wds_datapipes.redaction.signatures import without_signature
+from wds_datapipes.shard_cache.download import CacheFullError, DownloadRequest, UncachedError
+from wds_datapipes.shard_cache.store import CacheFolder
+from wds_datapipes.types import ShardInfo
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 STANDARD_INPUT = "-"
 
 KnownShards = Mapping[str, tuple[int | None, str | None]]
-"""Maps URLs to the size of the shard in bytes and its SHA-256; None if unknown."""
+"""Maps URLs, without their signatures, to the size of the shard in bytes and its SHA-256; None if unknown."""
 
 
 class CachedShard(OpeningURL):
@@ -45,7 +48,7 @@ class CachedShard(OpeningURL):
     def __new__(cls, url: str, folder: CacheFolder, size: int | None = None, sha256: str | None = None) -> Self:
         """Make a URL that opens its copy in ``folder``."""
         self = super().__new__(cls, url)
-        self.local_path = str(folder.entry(url).path)
+        self.local_path = str(folder.path_of(url))
         self._folder, self._size, self._sha256 = folder, size, sha256
         return self
 
@@ -63,8 +66,8 @@ class CachedShard(OpeningURL):
         copy = self._take()
         try:
             copy = copy or self._folder.open(request)
-        except CacheFullError:
-            self._folder.warn_cache_full(request)
+        except UncachedError as error:
+            self._folder.warn_uncached(request, error)
         if self._prefetcher is not None:
             self._prefetcher.fetch(self._following, options)
         return open_url(str(self), **options) if copy is None else copy
@@ -130,6 +133,11 @@ class CopyPrefetch:
             shard.release()
 
 
+def known_shards(listed: Iterable[ShardInfo]) -> KnownShards:
+    """Return the sizes and digests of the shards in a manifest."""
+    return {without_signature(each.url): (each.bytes or None, each.sha256 or None) for each in listed}
+
+
 def cache_wds_shards(
     source: Iterable[str | os.PathLike[str]], folder: CacheFolder, *, prefetch: int, known: KnownShards
 ) -> Generator[str, None, None]:
@@ -153,7 +161,7 @@ def cache_wds_shards(
                 yield from take_all_but(0)
                 yield url
             else:
-                waiting.append(CachedShard(url, folder, *known.get(url, (None, None))))
+                waiting.append(CachedShard(url, folder, *known.get(without_signature(url), (None, None))))
                 yield from take_all_but(prefetch)
         yield from take_all_but(0)
     finally:
@@ -191,7 +199,7 @@ def warm_cache(
     def fetch(url: str) -> WarmedShard | None:
         """Download a shard; return None if there is no space for it."""
         was_cached = copies.entry(url).path.exists()
-        size, sha256 = known.get(url, (None, None))
+        size, sha256 = known.get(without_signature(url), (None, None))
         try:
             copy = copies.open(
                 DownloadRequest(url, FileFacts(size), sha256, options),
@@ -199,10 +207,11 @@ def warm_cache(
             )
         except CacheFullError:
             return None
-        except ShardError as error:
+        except (ShardError, UncachedError) as error:
             return WarmedShard(url, error=str(error))
         with cast(BinaryIO, copy):  # it waits for other processes
-            return WarmedShard(url, os.fstat(cast(BinaryIO, copy).fileno()).st_size, was_cached)
+            size = os.fstat(cast(BinaryIO, copy).fileno()).st_size
+            return WarmedShard(url, size, was_cached or copies.entry(url).is_link)
 
     threads, postponed = CallThreads(at_once, "wds-cache"), []
     try:

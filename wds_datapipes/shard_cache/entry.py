@@ -6,13 +6,10 @@ import contextlib
 import hashlib
 import io
 import json
-import logging
 import os
 import re
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,6 +17,7 @@ from typing import Any, TypeAlias
 from wds_datapipes.io.file_lock import READ_ONLY, lock_file
 from wds_datapipes.io.openers import redact, split_scheme
 from wds_datapipes.io.remote.remote_file import FileFacts
+from wds_datapipes.redaction.signatures import without_signature
 
 FORMAT = "wds-datapipes copy"
 VERSION = 1
@@ -28,11 +26,16 @@ DIGITS = 32
 #: The maximum number of characters of a shard's name in its copy's name, for people who list the folder.
 NAMED = 80
 COPY = re.compile(rf"[0-9a-f]{{{DIGITS}}}-.+")
+#: The names of the other files of the cache, all but its lock.
+OWN = re.compile(rf"[0-9a-f]{{{DIGITS}}}\.(?:json|part|lock|json\.(?:[\w-]+\.)?part)")
 UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 FACTS, PART, LOCK = ".json", ".part", ".lock"
 #: The file that is locked during eviction; its modification time is the last use of any copy.
 FOLDER_LOCK = "folder.lock"
 
+
+UrlToName: TypeAlias = "Callable[[str], str]"
+"""Returns what identifies a shard: URLs with equal results share a copy."""
 
 #: The facts about a shard whose store reports nothing.
 UNKNOWN = FileFacts()
@@ -69,6 +72,7 @@ class Entry:
     """
 
     def __init__(self, folder: Path, digest: str, name: str) -> None:
+        self.folder = folder
         self.digest = digest
         self.path = folder / f"{digest}-{name}"
         self.facts_path = folder / f"{digest}{FACTS}"
@@ -76,16 +80,24 @@ class Entry:
         self.lock = folder / f"{digest}{LOCK}"
 
     @classmethod
-    def of(cls, folder: Path, url: str) -> Entry:
+    def of(cls, folder: Path, url: str, url_to_name: UrlToName = without_signature) -> Entry:
         """Return the entry of a shard, named by a digest of its URL, which reveals no secrets.
 
         >>> Entry.of(Path("cache"), "https://me:pass@host/train/000.tar?sig=1").path.name.partition("-")[2]
         '000.tar'
         """
-        digest = hashlib.sha256(url.encode(errors="surrogatepass")).hexdigest()[:DIGITS]
+        identity: object = url_to_name(str(url))
+        if not isinstance(identity, str):
+            raise TypeError(f"url_to_name must return a string, but returned {identity!r:.100} for {redact(url)}")
+        digest = hashlib.sha256(identity.encode(errors="surrogatepass")).hexdigest()[:DIGITS]
         scheme, rest = split_scheme(redact(url))
         name = "" if scheme == "pipe" else re.split(r"[?#]", rest)[0].rstrip("/").rpartition("/")[2].rpartition("@")[2]
         return cls(folder, digest, UNSAFE.sub("_", name)[-NAMED:] or "shard")
+
+    @property
+    def is_link(self) -> bool:
+        """Whether the copy is a link to a file that was put into the folder, which is never removed."""
+        return self.path.is_symlink()
 
     def facts(self) -> CopyFacts | None:
         """Return the facts about the copy, or None if there are none or they are unreadable."""
@@ -107,8 +119,12 @@ class Entry:
         """
         content: dict[str, Any] = {"format": FORMAT, "version": VERSION, **asdict(facts)}
         part = Path(f"{self.facts_path}{PART}")
-        part.write_text(json.dumps(content), encoding="utf-8")
-        part.replace(self.facts_path)
+        try:
+            part.write_text(json.dumps(content), encoding="utf-8")
+            part.replace(self.facts_path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
 
     def last_use(self) -> int:
         """Return the time of the copy's last use in nanoseconds; 0 if nothing is recorded."""
@@ -164,125 +180,3 @@ def stamp(folder: Path, path: Path) -> None:
     except OSError as error:
         if error.errno not in READ_ONLY:
             raise
-
-
-LOGGER = logging.getLogger("wds_datapipes")
-
-#: The minimum age of a stray file before it is removed, in seconds, because a process may be about to use it.
-STRAY_S = 3600.0
-
-
-#: A copy that was not used in this many whole passes is stale. It is more than 1, because the processes of a host begin
-#: a pass at different times.
-STALE_PASSES = 2
-
-
-class Passes:
-    """The passes of a process over a dataset. Each shard is read once in a pass; the copy needed last is evicted first.
-
-    A shard that was read in the current pass is needed again only in the next one, later than all shards that were not.
-    A copy is therefore evicted before its pass only to make space for the first shards of that pass: with one reader, a
-    pass has at most one hit less than if all future uses were known (Belady's rule).
-    """
-
-    def __init__(self) -> None:
-        #: For each of the last passes, the time of the last use of any copy before the pass began.
-        self._begun = deque([0], maxlen=STALE_PASSES + 1)
-        self._expected = set[str]()
-
-    def expect(self, copies: Iterable[Entry]) -> None:
-        """Keep the copies that the next pass needs first longer than other copies used in this pass."""
-        self._expected.update(copy.digest for copy in copies)
-
-    def begin(self, folder: Path) -> None:
-        """Begin a pass."""
-        self._expected.clear()
-        self._begun.append(modified_ns(folder / FOLDER_LOCK))  # 0 if nothing was ever copied
-
-    def priority(self, entry: Entry) -> tuple[int, int]:
-        """Return the sort key for eviction: stale copies, those used in this pass, expected ones, then others."""
-        last_use = entry.last_use()
-        group = 0 if last_use <= self._begun[0] else 1 if last_use > self._begun[-1] else 3
-        return max(group, 2 * (entry.digest in self._expected)), last_use
-
-
-Priority: TypeAlias = "Callable[[Entry], Any]"
-"""Returns the sort key of a copy; the copy with the smallest key is evicted first."""
-
-
-def reserve_space(
-    folder: Path, own: Path | None, need: int, max_bytes: int, priority: Priority = Entry.last_use
-) -> bool:
-    """Evict copies until ``need`` bytes are free and reserve these bytes; return whether this succeeded.
-
-    Downloads in progress in other processes count with their final size.
-
-    Args:
-        folder: the folder of the cache.
-        own: the download to reserve space for, whose current size does not count.
-        need: its final size, in bytes.
-        max_bytes: the maximum total size of all copies.
-        priority: the order of eviction; by default, the least recently used copy is evicted first.
-    """
-    if need > max_bytes:
-        return False
-    with lock_file(folder / FOLDER_LOCK, keep_file=True):
-        _remove_abandoned(folder, own)
-        used = used_bytes(folder, own)
-        if used + need > max_bytes:
-            for entry in sorted(entries(folder), key=priority):
-                used -= evict(entry)
-                if used + need <= max_bytes:
-                    break
-        is_reserved = used + need <= max_bytes
-        if is_reserved and own is not None:
-            os.truncate(own, need)  # shows its final size to other processes
-        return is_reserved
-
-
-def evict_one(folder: Path, priority: Priority = Entry.last_use) -> bool:
-    """Evict a copy that is not in use; return whether there was one."""
-    with lock_file(folder / FOLDER_LOCK, keep_file=True):
-        return any(evict(entry) for entry in sorted(entries(folder), key=priority))
-
-
-def evict(entry: Entry) -> int:
-    """Remove a copy, unless it is in use; return the number of freed bytes."""
-    with lock_file(entry.lock, wait=False) as descriptor:
-        if descriptor is None:  # another process is downloading or checking it
-            return 0
-        with lock_file(entry.path, wait=False, keep_file=True, create=False) as copy:
-            if copy is None:
-                return 0
-            size = os.fstat(copy).st_size
-            entry.remove()
-        LOGGER.debug("Evicted the copy %s of %d bytes", entry.path, size)
-        return size
-
-
-def used_bytes(folder: Path, own: Path | None = None) -> int:
-    """Return the total size of all copies in a folder, including downloads in progress."""
-    used = 0
-    for path in folder.iterdir():
-        if (is_copy(path.name) or path.suffix not in (FACTS, LOCK)) and path != own:
-            with suppress(FileNotFoundError):
-                used += path.stat().st_size
-    return used
-
-
-def _remove_abandoned(folder: Path, own: Path | None) -> None:
-    """Remove the files of killed processes."""
-    paths = list(folder.iterdir())
-    copies = {path.name[:DIGITS] for path in paths if is_copy(path.name)}
-    for path in paths:
-        if is_copy(path.name) or path.name == FOLDER_LOCK or path == own:
-            continue
-        is_of_download = path.suffix in (PART, LOCK) and "." not in path.stem
-        is_stray = path.suffix == PART or (path.suffix == FACTS and path.name[:DIGITS] not in copies)
-        with suppress(FileNotFoundError):
-            if is_of_download:
-                with lock_file(path.with_suffix(LOCK), wait=False) as descriptor:
-                    if descriptor is not None:
-                        path.with_suffix(PART).unlink(missing_ok=True)
-            elif is_stray and abs(time.time() - path.stat().st_mtime) > STRAY_S:
-                path.unlink()

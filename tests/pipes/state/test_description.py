@@ -19,6 +19,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from wds_datapipes import ReadLimits, ShardList
 from wds_datapipes.loading.stateful_dataset.dataset import StatefulShards
 from wds_datapipes.pipes.state.description import description, descriptions, difference
+from wds_datapipes.pipes.state.shard_order import ShardOrder
 
 SCRIPT = Path(__file__).with_name("described_pipelines.py")
 
@@ -120,6 +121,21 @@ def test_credentials_neither_count_nor_appear() -> None:
     assert found[0] == signed("another")[0]
     assert found[2:] == signed("another")[2:]
     assert "hunter2" not in repr(found)
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["X-Amz-Date={n}&X-Amz-Expires={n}&X-Amz-Signature={n}", "sv=1&se={n}&sig={n}", "Expires={n}&Signature={n}"],
+)
+def test_shards_whose_urls_were_signed_again_are_the_same(query: str) -> None:
+    orders = []
+    for n in (1723, 9876):
+        urls = [f"https://host/{number}.tar?{query.format(n=n)}" for number in range(3)]
+        order = ShardOrder(ShardList(urls))
+        assert list(order) == urls
+        orders.append([order.seen, descriptions(ShardList(urls)), descriptions(IterableWrapper(urls))])
+    assert orders[0] == orders[1]
+    assert "1723" not in repr(orders)
 
 
 class Fetcher:

@@ -25,8 +25,10 @@ from wds_datapipes.index.shard_index import ShardFacts, ShardIndex
 from wds_datapipes.io.call_threads import CallThreads, close_result, set_result
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.remote.remote_file import FileFacts
-from wds_datapipes.shard_cache.entry import Entry, Priority, stamp
-from wds_datapipes.shard_cache.store import CacheFolder, CacheFullError, DownloadRequest
+from wds_datapipes.shard_cache.download import CacheFullError, DownloadRequest, UncachedError
+from wds_datapipes.shard_cache.entry import Entry, stamp
+from wds_datapipes.shard_cache.eviction import Priority
+from wds_datapipes.shard_cache.store import CacheFolder
 from wds_datapipes.tar.headers import BLOCK
 from wds_datapipes.types import Sample
 
@@ -307,7 +309,7 @@ class DatasetReader:
         options: dict[str, Any] = {"counters": self.counters}
         if self.cache is not None and local_path(url) is None:
             options["copy"] = self._open_copy(self.cache, url, index.facts)
-            options["copy_path"] = str(self.cache.entry(url).path)
+            options["copy_path"] = str(self.cache.path_of(url))
         extra = {} if self._names is None else {"__dataset__": self._names[shard]}
         ranges = ShardRanges(url, index, access.storage_options, **options)
         if ranges.path is None:
@@ -321,7 +323,7 @@ class DatasetReader:
         is_ahead = self._is_ahead  # read now, because the epoch may begin during the download
         try:
             return cache.open(request, should_continue=lambda: not self.is_closed)
-        except CacheFullError:
+        except CacheFullError as error:
             if is_ahead:
                 raise CacheError(f"The cache has no space for {request.name} yet") from None
             with self._next_lock:
@@ -329,8 +331,10 @@ class DatasetReader:
             if following is not None and not is_last:
                 following.close()
                 return self._open_copy(cache, url, facts, is_last=True)
-            cache.warn_cache_full(request)
-            return None
+            cache.warn_uncached(request, error)
+        except UncachedError as error:
+            cache.warn_uncached(request, error)
+        return None
 
 
 def _begin(part: int, plans: Iterable[PlannedReads | None], items: Iterator[Item]) -> Iterator[Item]:

@@ -21,8 +21,10 @@ from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.host_results import share_on_host
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.urls import is_remote, split_scheme
-from wds_datapipes.shard_cache.entry import UNKNOWN, entries, evict, modified_ns, reserve_space
-from wds_datapipes.shard_cache.store import CacheFolder, DownloadRequest
+from wds_datapipes.shard_cache.download import DownloadRequest
+from wds_datapipes.shard_cache.entry import UNKNOWN, entries, modified_ns
+from wds_datapipes.shard_cache.eviction import evict, reserve_space
+from wds_datapipes.shard_cache.store import CacheFolder
 
 LOGGER = logging.getLogger("wds_datapipes")
 #: The lifetime of copies that no process uses, and the interval between searches for them, in seconds.

@@ -38,7 +38,7 @@ from wds_datapipes.index.reading.index_copies import IndexCopies
 from wds_datapipes.index.sample_table import NAMED, KeyTable, Select, Selection, by_dataset
 from wds_datapipes.io.openers import redact
 from wds_datapipes.samples.fields import Lacking, describe_sample
-from wds_datapipes.shard_cache.entry import Passes
+from wds_datapipes.shard_cache.eviction import Passes
 from wds_datapipes.types import Sample
 
 

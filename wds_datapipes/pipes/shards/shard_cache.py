@@ -11,11 +11,13 @@ from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.inspection import upstream
 from wds_datapipes.pipes.stage import EngineStage, register_stage
+from wds_datapipes.redaction.signatures import without_signature
 
 if TYPE_CHECKING:
     from wds_datapipes.index.manifest import Manifest
     from wds_datapipes.shard_cache.cached_shards import KnownShards
-    from wds_datapipes.shard_cache.entry import Passes
+    from wds_datapipes.shard_cache.entry import UrlToName
+    from wds_datapipes.shard_cache.eviction import Passes
 
 
 #: webdataset's environment variable, which logs each download.
@@ -36,6 +38,10 @@ class ShardCacher(EngineStage[str]):
     evicted first. If ``.shuffle(lanes=)`` shuffles the list, which keeps shards on their host, copies already used in
     this epoch are evicted before those that the epoch still needs. A modified copy is downloaded again.
 
+    A shard that is already in the folder under its own name (``000.tar``) or path (``train/000.tar``), put there by
+    hand or by webdataset, is used instead of a download if it is a complete archive and has the size that the store
+    reports, or the size and digest of the manifest. It is never evicted, and ``max_bytes`` does not count it.
+
     All shards except standard input are copied, even local files, because the folder may be on a faster disk.
 
     Each download is logged at the level INFO, or at WARNING with ``WDS_VERBOSE_CACHE=1``.
@@ -45,7 +51,8 @@ class ShardCacher(EngineStage[str]):
 
     Args:
         source: yields URLs of shards.
-        cache_dir: the folder, created if necessary. The name of a copy contains a digest of the URL.
+        cache_dir: the folder, created if necessary. The name of a copy contains a digest of the URL without the
+            signature of a presigned URL (S3, Google Cloud Storage, Azure, CloudFront and similar).
         max_bytes: the maximum total size of all copies in bytes, including those of other processes; None means that
             only the disk limits it. A shard that does not fit is read from its source, with a warning.
         prefetch: the number of shards to download in advance; 0 after `DirectoryShards`, where requesting the next
@@ -53,6 +60,8 @@ class ShardCacher(EngineStage[str]):
         manifest: the manifest of the dataset, or its path or URL. Copies must match its sizes and digests. Without
             digests, each time a process opens a copy in an epoch, one request asks the store for the version of the
             shard; a shard that has been replaced is downloaded again.
+        url_to_name: returns a string that identifies a shard, given its URL. URLs with the same string share a copy.
+            Use it if URLs contain a token of another kind, which changes.
 
     Raises:
         ValueError: ``max_bytes`` is less than the size of a shard in the manifest.
@@ -78,15 +87,19 @@ class ShardCacher(EngineStage[str]):
         max_bytes: int | None = None,
         prefetch: int = 1,
         manifest: Manifest | str | os.PathLike[str] | None = None,
+        url_to_name: UrlToName | None = None,
     ) -> None:
         if not isinstance(cache_dir, str | os.PathLike):
             raise TypeError(f"cache_dir must be the path of a folder, not {cache_dir!r}")
+        if url_to_name is not None and not callable(url_to_name):
+            raise TypeError(f"url_to_name must be a function of a URL, not {url_to_name!r}")
         max_bytes = check_optional_integer("max_bytes", max_bytes, 1)
         prefetch = check_integer("prefetch", prefetch, 0)
         self.source = source
         self.cache_dir = os.fspath(cache_dir)
         self.max_bytes = max_bytes
         self.prefetch = prefetch
+        self.url_to_name = url_to_name
         self._known = _known_shards(manifest)
         self._passes: Passes | None = None
         largest = max((size or 0 for size, _ in self._known.values()), default=0)
@@ -98,11 +111,12 @@ class ShardCacher(EngineStage[str]):
 
     def __iter__(self) -> Iterator[str]:
         from wds_datapipes.shard_cache.cached_shards import cache_wds_shards
-        from wds_datapipes.shard_cache.entry import Passes
+        from wds_datapipes.shard_cache.eviction import Passes
         from wds_datapipes.shard_cache.store import CacheFolder
 
         verbose = os.environ.get(VERBOSE, "0") not in ("", "0")
-        folder = CacheFolder(self.cache_dir, self.max_bytes, verbose=verbose)
+        url_to_name = self.url_to_name or without_signature
+        folder = CacheFolder(self.cache_dir, self.max_bytes, verbose=verbose, url_to_name=url_to_name)
         if any(declared(stage).lanes > 1 for stage in upstream(self.source)):
             self._passes = self._passes or Passes()
             self._passes.begin(folder.path)
@@ -119,6 +133,6 @@ def _known_shards(manifest: Manifest | str | os.PathLike[str] | None) -> KnownSh
     if manifest is None:
         return {}
     from wds_datapipes.index.manifest import Manifest, read_manifest
+    from wds_datapipes.shard_cache.cached_shards import known_shards
 
-    manifest = manifest if isinstance(manifest, Manifest) else read_manifest(manifest)
-    return {entry.url: (entry.bytes or None, entry.sha256 or None) for entry in manifest.entries}
+    return known_shards((manifest if isinstance(manifest, Manifest) else read_manifest(manifest)).entries)

@@ -23,6 +23,7 @@ from wds_datapipes.pipes.inspection import splits, upstream
 from wds_datapipes.pipes.stage import EngineStage, iterated_by_loader
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.redaction import redact
+from wds_datapipes.redaction.signatures import without_signature
 from wds_datapipes.redaction.urls import mask_credentials, may_hold_credentials
 from wds_datapipes.seeds import derived_seed
 
@@ -164,7 +165,7 @@ class UrlList:
         """Return the digest of the list and the first ``count`` numbers in the order, given that of fewer numbers."""
         begun = int(before[1], 16) if before[1] else crc32(self.digest.encode())
         crc = crc32(self.order[before[0] : count].astype("<i8").data, begun)
-        return [count, f"{crc:08x}", _text(self.urls[self.order[count - 1]], redact)[-MAX_TEXT:]]
+        return [count, f"{crc:08x}", _text(self.urls[self.order[count - 1]], _shown)[-MAX_TEXT:]]
 
     @cached_property
     def digest(self) -> str:
@@ -175,7 +176,7 @@ class UrlList:
         """Return the number of shards, the first and last URL, and a digest of all URLs."""
         text = f"{len(self.urls)} shards"
         if self.urls:
-            text += f" from {redact(self.urls[0])} to {redact(self.urls[-1])}"
+            text += f" from {_shown(self.urls[0])} to {_shown(self.urls[-1])}"
         return f"{text} #{self.digest[:12]}"
 
 
@@ -273,7 +274,12 @@ def _with(seen: Seen, texts: Sequence[str]) -> Seen:
     if may_hold_credentials(joined):
         joined = "\0".join([_text(text, mask_credentials) for text in texts])
     crc = crc32(f"{joined}\0".encode("utf-8", "surrogatepass"), int(digest or "0", 16))
-    return [count + len(texts), f"{crc:08x}", _text(texts[-1], redact)[-MAX_TEXT:]]
+    return [count + len(texts), f"{crc:08x}", _text(texts[-1], _shown)[-MAX_TEXT:]]
+
+
+def _shown(url: str) -> str:
+    """Return a URL as a state shows it: equal after it was signed again."""
+    return redact(without_signature(url))
 
 
 def _text(item: Any, hide: Callable[[str], str]) -> str:

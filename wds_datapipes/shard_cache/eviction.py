@@ -1,0 +1,153 @@
+"""Eviction: which copies make space for others, and the limit of their total size."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from wds_datapipes.io.file_lock import lock_file
+from wds_datapipes.shard_cache.entry import (
+    DIGITS,
+    FACTS,
+    FOLDER_LOCK,
+    LOCK,
+    OWN,
+    PART,
+    Entry,
+    entries,
+    is_copy,
+    modified_ns,
+)
+
+LOGGER = logging.getLogger("wds_datapipes")
+
+#: The minimum age of a stray file before it is removed, in seconds, because a process may be about to use it.
+STRAY_S = 3600.0
+
+
+#: A copy that was not used in this many whole passes is stale. It is more than 1, because the processes of a host begin
+#: a pass at different times.
+STALE_PASSES = 2
+
+
+class Passes:
+    """The passes of a process over a dataset. Each shard is read once in a pass; the copy needed last is evicted first.
+
+    A shard that was read in the current pass is needed again only in the next one, later than all shards that were not.
+    A copy is therefore evicted before its pass only to make space for the first shards of that pass: with one reader, a
+    pass has at most one hit less than if all future uses were known (Belady's rule).
+    """
+
+    def __init__(self) -> None:
+        #: For each of the last passes, the time of the last use of any copy before the pass began.
+        self._begun = deque([0], maxlen=STALE_PASSES + 1)
+        self._expected = set[str]()
+
+    def expect(self, copies: Iterable[Entry]) -> None:
+        """Keep the copies that the next pass needs first longer than other copies used in this pass."""
+        self._expected.update(copy.digest for copy in copies)
+
+    def begin(self, folder: Path) -> None:
+        """Begin a pass."""
+        self._expected.clear()
+        self._begun.append(modified_ns(folder / FOLDER_LOCK))  # 0 if nothing was ever copied
+
+    def priority(self, entry: Entry) -> tuple[int, int]:
+        """Return the sort key for eviction: stale copies, those used in this pass, expected ones, then others."""
+        last_use = entry.last_use()
+        group = 0 if last_use <= self._begun[0] else 1 if last_use > self._begun[-1] else 3
+        return max(group, 2 * (entry.digest in self._expected)), last_use
+
+
+Priority: TypeAlias = "Callable[[Entry], Any]"
+"""Returns the sort key of a copy; the copy with the smallest key is evicted first."""
+
+
+def reserve_space(
+    folder: Path, own: Path | None, need: int, max_bytes: int, priority: Priority = Entry.last_use
+) -> bool:
+    """Evict copies until ``need`` bytes are free and reserve these bytes; return whether this succeeded.
+
+    Downloads in progress in other processes count with their final size.
+
+    Args:
+        folder: the folder of the cache.
+        own: the download to reserve space for, whose current size does not count.
+        need: its final size, in bytes.
+        max_bytes: the maximum total size of all copies.
+        priority: the order of eviction; by default, the least recently used copy is evicted first.
+    """
+    if need > max_bytes:
+        return False
+    with lock_file(folder / FOLDER_LOCK, keep_file=True):
+        _remove_abandoned(folder, own)
+        used = used_bytes(folder, own)
+        if used + need > max_bytes:
+            for entry in evictable(folder, priority):
+                used -= evict(entry)
+                if used + need <= max_bytes:
+                    break
+        is_reserved = used + need <= max_bytes
+        if is_reserved and own is not None:
+            os.truncate(own, need)  # shows its final size to other processes
+        return is_reserved
+
+
+def evict_one(folder: Path, priority: Priority = Entry.last_use) -> bool:
+    """Evict a copy that is not in use; return whether there was one."""
+    with lock_file(folder / FOLDER_LOCK, keep_file=True):
+        return any(evict(entry) for entry in evictable(folder, priority))
+
+
+def evictable(folder: Path, priority: Priority = Entry.last_use) -> list[Entry]:
+    """Return the downloaded copies in the order of their eviction; files that were put into the folder stay."""
+    return sorted((entry for entry in entries(folder) if not entry.is_link), key=priority)
+
+
+def evict(entry: Entry) -> int:
+    """Remove a copy, unless it is in use; return the number of freed bytes."""
+    with lock_file(entry.lock, wait=False) as descriptor:
+        if descriptor is None:  # another process is downloading or checking it
+            return 0
+        with lock_file(entry.path, wait=False, keep_file=True, create=False) as copy:
+            if copy is None:
+                return 0
+            size = 0 if entry.is_link else os.fstat(copy).st_size
+            entry.remove()
+        LOGGER.debug("Evicted the copy %s of %d bytes", entry.path, size)
+        return size
+
+
+def used_bytes(folder: Path, own: Path | None = None) -> int:
+    """Return the total size of all downloaded copies in a folder, including downloads in progress."""
+    used = 0
+    for path in folder.iterdir():
+        is_counted = is_copy(path.name) or (path.suffix == PART and OWN.fullmatch(path.name))
+        if is_counted and path != own and not path.is_symlink():
+            with suppress(FileNotFoundError):
+                used += path.stat().st_size
+    return used
+
+
+def _remove_abandoned(folder: Path, own: Path | None) -> None:
+    """Remove the files of killed processes, and links to files that are gone."""
+    paths = list(folder.iterdir())
+    copies = {path.name[:DIGITS] for path in paths if is_copy(path.name)}
+    for path in paths:
+        if path == own or not (OWN.fullmatch(path.name) or (is_copy(path.name) and not path.exists())):
+            continue
+        is_of_download = path.suffix in (PART, LOCK) and FACTS not in path.suffixes
+        is_stray = path.suffix == PART or path.name[:DIGITS] not in copies
+        with suppress(FileNotFoundError):
+            if is_of_download:
+                with lock_file(path.with_suffix(LOCK), wait=False) as descriptor:
+                    if descriptor is not None:
+                        path.with_suffix(PART).unlink(missing_ok=True)
+            elif is_copy(path.name) or (is_stray and abs(time.time() - path.stat().st_mtime) > STRAY_S):
+                path.unlink()
