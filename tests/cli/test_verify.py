@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from media_files import audio_file, tone, video_file
 
+from wds_datapipes.errors import MissingDependencyError
 from wds_datapipes.prepare.verify import verify_shards
 from wds_datapipes.testing import build_shard
 
@@ -32,3 +34,37 @@ def test_keys_are_compared_and_not_their_digests(folder: Path, monkeypatch: pyte
     monkeypatch.setattr("wds_datapipes.prepare.verify.hash", lambda key: int(key[1]), raising=False)
     assert repeated("a.tar", "b.tar") == []
     assert repeated("a.tar", "b.tar", "./a.tar") == ["a0", "a1", "a2"]
+
+
+def test_sound_and_video_are_decoded_and_what_is_not_is_noted(program: Any, folder: Path) -> None:
+    sound = audio_file("wav", "pcm_s16le", tone())
+    film = video_file("matroska", "libx264", tone())
+    samples = [
+        {"__key__": "whole", "wav": sound, "mkv": film, "bin": b"any", "json": "{}"},
+        {"__key__": "cut", "wav": sound[:-2000], "mkv": film[:-2000]},
+        {"__key__": "other", "wav": b"<html>404</html>", "mp4": sound},
+    ]
+    build_shard("a.tar", samples)
+    (shard,) = verify_shards("a.tar", decode=True, num_workers=0)
+    assert [(fault.kind, fault.key, fault.field) for fault in shard.faults] == [
+        ("DecodeError", key, field)
+        for key, field in (("cut", "wav"), ("cut", "mkv"), ("other", "wav"), ("other", "mp4"))
+    ]
+    assert shard.notes == ["a.tar: 'bin' not decoded in 1 of 3 samples, because there is no decoder for it"]
+    done = program("verify", "--decode", "a.tar")
+    assert done.code == 1
+    assert "the file is cut: the WAV data at byte" in done.err + done.out
+
+
+def test_media_that_cannot_be_decoded_here_are_noted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def require(*_: object, **__: object) -> None:
+        raise MissingDependencyError("install wds-datapipes[media]")
+
+    monkeypatch.setattr("wds_datapipes.codecs.media._av", require)
+    build_shard("a.tar", [{"__key__": "a", "wav": b"x", "cls": b"x"}])
+    (shard,) = verify_shards("a.tar", decode=True, num_workers=0)
+    assert [fault.field for fault in shard.faults] == ["cls"]
+    [note] = shard.notes
+    assert note.endswith(
+        "'wav' not decoded in 1 of 1 sample, because a package is missing: install wds-datapipes[media]"
+    )

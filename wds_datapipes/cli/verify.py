@@ -34,7 +34,7 @@ def verify(
     stale indexes. Reads only headers, except for compressed shards and with --decode or --digest.
 
     Options:
-        --decode: Decode every field, images completely.
+        --decode: Decode every field, images, video and audio completely.
         --digest: Compute the SHA-256 of shards and compare it with indexes and the manifest.
         --field FIELD: A field that every sample must have, such as 'jpg;png'; may be repeated.
         --manifest FILE: Compare the shards with this manifest.

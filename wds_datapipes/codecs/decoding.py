@@ -128,6 +128,11 @@ class DecoderChain(FieldChain):
         except Exception as error:
             raise _decode_error(sample, field, step.name, data, error) from error
 
+    def has_decoder(self, field: str) -> bool:
+        """Whether fields of this name are decoded, and do not stay bytes."""
+        plan = self.plan(field)
+        return plan is not None and plan.steps != (KEEP,)
+
     def find_image_decoder(self, field: str) -> ImageDecoder | None:
         """Return the first decoder for fields of this name, if it decodes images to arrays or tensors."""
         plan = self.plans[field] if field in self.plans else self.plan(field)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import cache
 from io import BytesIO
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,6 +83,29 @@ class AudioDecoder(ByExtension):
 
         samples, rate = _decode_audio(data)
         return torch.from_numpy(samples), rate
+
+
+class MediaVerifier(ByExtension):
+    """Decodes all frames of video or audio fields without keeping them, and returns their number.
+
+    Args:
+        kind: ``"video"``, of which the first audio track is decoded, too, or ``"audio"``.
+    """
+
+    def __init__(self, kind: Literal["video", "audio"]) -> None:
+        super().__init__(VIDEO_EXTENSIONS if kind == "video" else AUDIO_EXTENSIONS)
+        self.kind = kind
+
+    def decode(self, data: bytes) -> int:
+        """Return the number of frames of video, or the number of parts of sound."""
+        count = 0
+        for kind in {self.kind: None, "audio": None}:
+            with open_media(data) as container:
+                if getattr(container.streams, kind):
+                    count += sum(1 for _ in _read_frames(container, kind, data))
+                elif kind == self.kind:
+                    raise ValueError(f"the file has no {kind} track")
+        return count
 
 
 def _decode_audio(data: bytes) -> tuple[NDArray[np.float32], int]:

@@ -14,7 +14,15 @@ import numpy as np
 from wds_datapipes.arguments import checks_calls
 from wds_datapipes.codecs.decoding import DecoderChain
 from wds_datapipes.codecs.field_chain import convert_samples
-from wds_datapipes.errors import MissingSidecarError, ShardError, SidecarError, UnsafeInputError, plural
+from wds_datapipes.codecs.media import MediaVerifier
+from wds_datapipes.errors import (
+    MissingDependencyError,
+    MissingSidecarError,
+    ShardError,
+    SidecarError,
+    UnsafeInputError,
+    plural,
+)
 from wds_datapipes.index.build import check_index
 from wds_datapipes.index.file_format import index_url, read_index
 from wds_datapipes.index.manifest import Manifest
@@ -101,7 +109,8 @@ def verify_shards(
 
     Args:
         shards: a pattern as in `ShardList`, but without variables, or an iterable of URLs, such as a `ShardList`.
-        decode: decode every field, except with codecs that can run code.
+        decode: decode every field, images, video and audio completely, except with codecs that can run code. The notes
+            name the fields that were not decoded.
         digest: compute the SHA-256 of each shard and compare it with the index and the ``manifest``.
         fields: fields that every sample must have; ``"jpg;png"`` means either of them.
         index: compare each shard with its sidecar index, if any.
@@ -117,7 +126,7 @@ def verify_shards(
         The result for each shard, in order.
 
     Raises:
-        UnknownSchemeError, MissingDependencyError: shards or fields of this kind are not supported.
+        UnknownSchemeError, MissingDependencyError: shards of this kind are not supported.
         WorkerDiedError: a process exited without returning a result.
 
     Examples:
@@ -231,8 +240,9 @@ def _check_index(found: VerifiedShard, checks: Checks) -> None:
 
 def _decode(found: VerifiedShard, checks: Checks) -> None:
     """Decode every field of every sample separately."""
-    chain = DecoderChain(["rgb8"], {}, limits=checks.limits)
-    unsafe = Counter[str]()
+    chain = DecoderChain(["rgb8", MediaVerifier("video"), MediaVerifier("audio")], {}, limits=checks.limits)
+    #: The fields that were not decoded, each with the reason.
+    skipped = Counter[tuple[str, str]]()
 
     def record(error: Exception) -> bool:
         found.add_fault(type(error).__name__, str(error), key, name)
@@ -248,15 +258,19 @@ def _decode(found: VerifiedShard, checks: Checks) -> None:
     ):
         key = sample["__key__"]
         for name in [name for name in sample if name[:2] != "__"]:
+            if not chain.has_decoder(name):
+                skipped[name, "because there is no decoder for it"] += 1
+                continue
             single = {"__key__": key, "__url__": sample["__url__"], name: sample[name]}
             try:
                 deque(convert_samples([single], chain, record), maxlen=0)
             except UnsafeInputError:
-                unsafe[name] += 1
-    for name, count in unsafe.items():
+                skipped[name, "because that could run code"] += 1
+            except MissingDependencyError as error:
+                skipped[name, f"because a package is missing: {error}"] += 1
+    for (name, reason), count in skipped.items():
         where = f"{count:,} of {plural(found.samples, 'sample')}"
-        text = f"{redact(found.url)}: {name!r} not decoded in {where}, because that could run code"
-        found.notes.append(text)
+        found.notes.append(f"{redact(found.url)}: {name!r} not decoded in {where}, {reason}")
 
 
 def _unpack_keys(packed: bytes) -> list[str]:
