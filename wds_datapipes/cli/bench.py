@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any
 
@@ -14,6 +13,7 @@ from wds_datapipes.cli._report import print_error, print_json, print_table
 from wds_datapipes.codecs.images import IMAGE_SPECS
 from wds_datapipes.errors import plural
 from wds_datapipes.parallel.progress import human_bytes
+from wds_datapipes.system import processor_count
 
 
 def bench(
@@ -43,7 +43,7 @@ def bench(
     """
     if not 0 < seconds < float("inf") or (step_time is not None and not 0 < step_time < float("inf")):
         raise WrongUse("--seconds and --step-time must be positive numbers of seconds")
-    counts = parse_workers(num_workers, len(os.sched_getaffinity(0)))
+    counts = parse_workers(num_workers, processor_count())
     if decode not in (*IMAGE_SPECS, "none"):
         raise WrongUse(f"--decode must be none or one of {', '.join(IMAGE_SPECS)}, not {decode!r}")
     if pipeline is not None and (crop or decode != "torchrgb8"):

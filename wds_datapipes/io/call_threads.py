@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import select
 import socket
 import threading
 import time
@@ -17,6 +16,7 @@ from itertools import chain, islice
 from typing import Any, TypeAlias, TypeVar, cast
 
 from wds_datapipes.interrupts import defer_interrupts
+from wds_datapipes.system import new_poll
 
 T = TypeVar("T")
 Steps: TypeAlias = Generator[tuple[socket.socket, int] | None, None, T]
@@ -122,7 +122,7 @@ def _run_calls(calls: Calls, is_closed: threading.Event) -> None:
 
 
 def _take_steps(requests: Calls, pool: weakref.ref[CallThreads], is_closed: threading.Event, count: int) -> None:
-    poll, waiting = select.poll(), dict[int, tuple[Future[Any], Steps[Any]]]()
+    poll, waiting = new_poll(), dict[int, tuple[Future[Any], Steps[Any]]]()
     moved = dict[Future[Any], tuple[Future[Any], Steps[Any]]]()  # those that another thread continues
 
     def wait_for_step(request: tuple[Future[Any], Steps[Any]], wait: tuple[socket.socket, int] | None) -> None:
@@ -177,7 +177,7 @@ def run_steps(steps: Steps[T]) -> T:
     try:
         while True:
             if (wait := next(steps)) is not None:
-                poll = select.poll()
+                poll = new_poll()
                 poll.register(*wait)
                 poll.poll(PAUSE_S * 1000)
     except StopIteration as end:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+
+from wds_datapipes.system import HAS_LOCKS, MOVES_OPEN_FILES, OPEN_FLAGS, lock_descriptor, no_locks, unlock_descriptor
 
 #: The errors of a read-only disk or folder.
 READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
@@ -31,12 +32,14 @@ def lock_file(path: Path, *, wait: bool = True, keep_file: bool = False, create:
     Raises:
         OSError: the file cannot be created, or its file system does not support locks.
     """
+    if not HAS_LOCKS:  # before the file is created
+        raise no_locks()
     owner = os.getpid()
     while True:
         # Some file systems, such as NFS, lock only files that are open for writing.
         access = os.O_RDWR | os.O_CREAT if create else os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY
         try:
-            descriptor = os.open(path, access | os.O_CLOEXEC, 0o666)
+            descriptor = os.open(path, access | OPEN_FLAGS, 0o666)
         except FileNotFoundError:
             if create:
                 raise  # there is no folder
@@ -44,7 +47,7 @@ def lock_file(path: Path, *, wait: bool = True, keep_file: bool = False, create:
             return
         try:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                lock_descriptor(descriptor, wait=wait)
             except BlockingIOError:
                 yield None
                 return
@@ -57,7 +60,7 @@ def lock_file(path: Path, *, wait: bool = True, keep_file: bool = False, create:
                     if not keep_file:
                         path.unlink(missing_ok=True)
                     # Such a process also has the descriptor and would keep the lock.
-                    fcntl.flock(descriptor, fcntl.LOCK_UN)
+                    unlock_descriptor(descriptor)
             return
         finally:
             os.close(descriptor)
@@ -103,20 +106,30 @@ class AtomicFile:
         """
         self.stream.flush()
         os.fsync(self.stream.fileno())
+        if not MOVES_OPEN_FILES:
+            self.stream.close()
         Path(self._part).replace(self._path)
         self.stream.close()
         sync_folder(self._path)
 
     def discard(self) -> None:
         """Remove the file, unless it is finished."""
-        with contextlib.suppress(OSError):
-            Path(self._part).unlink()
+        if MOVES_OPEN_FILES:
+            self._remove()
         with contextlib.suppress(OSError):  # closing flushes, which may fail like the previous write
             self.stream.close()
+        if not MOVES_OPEN_FILES:
+            self._remove()
+
+    def _remove(self) -> None:
+        with contextlib.suppress(OSError):
+            Path(self._part).unlink()
 
 
 def sync_folder(path: str) -> None:
-    """Sync the folder of a file, so that a renamed file survives a power failure."""
+    """Sync the folder of a file, so that a renamed file survives a power failure, if the system opens folders."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
     folder = os.open(Path(path).parent, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -130,7 +143,7 @@ def _create_locked(path: str, buffer_bytes: int) -> tuple[str, BinaryIO]:
         part = f"{path}.{os.getpid()}-{secrets.token_hex(4)}.part"
         stream: BinaryIO = open(part, "xb", buffering=buffer_bytes)  # noqa: PTH123, SIM115  the writer closes it
         with contextlib.suppress(OSError):  # without locks, no file is ever taken for abandoned
-            fcntl.flock(stream, fcntl.LOCK_EX)
+            lock_descriptor(stream.fileno())
         if Path(part).exists():  # no other process removed it as abandoned before it was locked
             return part, stream
         stream.close()

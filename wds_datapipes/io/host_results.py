@@ -18,6 +18,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from wds_datapipes.errors import RankLostError
 from wds_datapipes.io.file_lock import lock_file
+from wds_datapipes.system import at_fork, user_id
 
 #: The lifetime of a result and that of the file of a killed process, in seconds.
 VALID_S, KEPT_S = 60.0, 86_400.0
@@ -90,7 +91,7 @@ def _read(path: Path) -> bytes | None:
     """
     with suppress(FileNotFoundError, PermissionError), path.open("rb") as file:
         facts, text = os.fstat(file.fileno()), file.read().partition(b"\n")[2]
-        if text.endswith(b"\n") and time.time() - facts.st_mtime < VALID_S and facts.st_uid == os.getuid():
+        if text.endswith(b"\n") and time.time() - facts.st_mtime < VALID_S and facts.st_uid == user_id():
             return text
     return None
 
@@ -126,4 +127,4 @@ def _store() -> Any:
     return None if any(store is each for each in _inherited) else store
 
 
-os.register_at_fork(after_in_child=lambda: _inherited.append(_store()))
+at_fork(after_in_child=lambda: _inherited.append(_store()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import io
 import os
@@ -11,6 +10,7 @@ import select
 import shutil
 import signal
 import subprocess
+import sys
 import weakref
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -19,6 +19,7 @@ from wds_datapipes.io.raw_streams import RawStream
 from wds_datapipes.io.urls import split_scheme
 from wds_datapipes.redaction import redact_command
 from wds_datapipes.redaction.storage_options import redactor_of_command
+from wds_datapipes.system import HAS_FORK, at_fork
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -176,7 +177,7 @@ def _close_copies() -> None:
         process._close_pipes()
 
 
-os.register_at_fork(after_in_child=_close_copies)
+at_fork(after_in_child=_close_copies)
 
 
 @functools.cache
@@ -184,8 +185,10 @@ def shell() -> tuple[str, ...]:
     """Return the words that run a command line in the shell of this host, with ``pipefail``.
 
     Raises:
-        ShardOpenError: there is no bash.
+        ShardOpenError: there is no bash, or the system is not POSIX.
     """
+    if not HAS_FORK:
+        raise ShardOpenError(f"Commands run in process groups of POSIX, which {sys.platform} does not have")
     if bash := shutil.which("bash"):
         return (bash, "-o", "pipefail", "-c")
     raise ShardOpenError("Commands run in bash, but this host has no bash. Install it")
@@ -252,8 +255,10 @@ class _CommandStream(RawStream):
         self._poll = select.poll()
         self._poll.register(self._output, select.POLLIN)
         self._poll.register(self._errors, select.POLLIN)
-        with contextlib.suppress(AttributeError, OSError):  # unsupported or above the limit: keep the default size
-            fcntl.fcntl(self._output, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        with contextlib.suppress(ImportError, OSError):  # unsupported or above the limit: keep the default size
+            from fcntl import F_SETPIPE_SZ, fcntl  # Linux
+
+            fcntl(self._output, F_SETPIPE_SZ, PIPE_BYTES)
 
     def readinto(self, buffer: Buffer, /) -> int:
         while not self._output.closed:

@@ -21,6 +21,7 @@ from wds_datapipes.io.remote.filesystem import RemotePath
 from wds_datapipes.io.remote.http import is_web
 from wds_datapipes.io.shell_process import STDERR_TAIL_BYTES, ShellProcess, describe_exit, describe_failure
 from wds_datapipes.redaction import redact_command
+from wds_datapipes.system import write_chunks
 
 
 class Sink(Protocol):
@@ -191,11 +192,11 @@ class LocalSink:
             raise self._failure(error) from error
 
     def write(self, *chunks: bytes) -> None:
-        """Write all chunks with one system call, or several if it writes only a part."""
+        """Write all chunks with as few system calls as possible."""
         rest = [memoryview(chunk) for chunk in chunks if chunk]
         try:
             while rest:
-                count = os.writev(self._stream.fileno(), rest[:MAX_CHUNKS])
+                count = write_chunks(self._stream.fileno(), rest[:MAX_CHUNKS])
                 self._written += count
                 while rest and count >= len(rest[0]):
                     count -= len(rest.pop(0))

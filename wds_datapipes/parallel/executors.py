@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from wds_datapipes.errors import WorkerDiedError
 from wds_datapipes.interrupts import defer_interrupts
+from wds_datapipes.system import HAS_FORK, default_workers
 
 #: How long terminated processes may take to clean up unfinished files, in seconds.
 SHUTDOWN_S = 5.0
@@ -163,8 +164,10 @@ def start_workers(
     """
     if executor is not None:
         return BorrowedExecutor(work, executor, num_workers)
-    count = len(os.sched_getaffinity(0)) if num_workers is None else num_workers
+    count = default_workers() if num_workers is None else num_workers
     if count and tasks:
+        if not HAS_FORK:
+            raise ValueError(f"num_workers must be 0, because {sys.platform} cannot fork processes; or pass executor=")
         return ForkedPool(work, min(count, tasks), private)
     return BorrowedExecutor(work, InProcessExecutor(), 1)
 

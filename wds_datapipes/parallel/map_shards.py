@@ -15,6 +15,7 @@ from wds_datapipes.io.openers import redact
 from wds_datapipes.parallel.executors import BorrowedExecutor, ForkedPool, start_workers
 from wds_datapipes.parallel.progress import ProgressMeter
 from wds_datapipes.shards.patterns import expand_urls
+from wds_datapipes.system import default_workers
 
 #: The interval at which a process that waits for others checks for signals, in seconds.
 SIGNAL_CHECK_S = 1.0
@@ -54,7 +55,7 @@ def map_shards(
         WorkerDiedError: a worker process died without a result.
     """
     check_optional_integer("num_workers", num_workers, 0)
-    count = len(os.sched_getaffinity(0)) if num_workers is None else num_workers
+    count = default_workers() if num_workers is None else num_workers
     if "-" in urls or min(count, len(urls)) == 1:
         num_workers = 0 if executor is None else None
     pool = start_workers(work, len(urls), executor=executor, num_workers=num_workers)

@@ -22,6 +22,7 @@ from wds_datapipes.prepare.sample_spec import Source, read_sample
 from wds_datapipes.prepare.shard_producer import RunKeywords, RunOptions, ShardProducer
 from wds_datapipes.prepare.shard_run import ConvertedShard, ShardRun
 from wds_datapipes.prepare.subset import check_rekey
+from wds_datapipes.system import default_workers
 from wds_datapipes.types import Sample
 from wds_datapipes.writing.shard_names import NUMBER, check_pattern, journal_path
 
@@ -181,7 +182,7 @@ def create_shards(
         with closing(ShardRun(range(len(outputs)), outputs, text, producer, journal=path, made_by=made_by)) as run:
             finished, _ = run.find_finished(keep_changed=False)
             # A single archive may be standard output.
-            workers = 0 if is_one or (num_workers is None and len(os.sched_getaffinity(0)) == 1) else num_workers
+            workers = 0 if is_one or (num_workers is None and default_workers() == 1) else num_workers
             results = run.produce(finished, policy, fail, label="Writing", num_workers=workers)
             run.remove_old()
     policy.finish()

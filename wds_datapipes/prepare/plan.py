@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import tempfile
 from array import array
@@ -18,6 +17,7 @@ from wds_datapipes.errors import EncodeError, SampleSourceError
 from wds_datapipes.on_error.policy import ErrorPolicy
 from wds_datapipes.prepare.sample_spec import MeasuredSample, SampleSpec, Source, measure_sample
 from wds_datapipes.samples.keys import KeyRule
+from wds_datapipes.system import read_at
 from wds_datapipes.tar.header_writer import END, TOO_LARGE, HeaderWriter
 from wds_datapipes.writing.options import WriteOptions
 from wds_datapipes.writing.packers import TarSamplePacker
@@ -53,7 +53,7 @@ class SpecFile:
     def read(self, number: int) -> SampleSpec:
         """Read a spec."""
         begin, end = self._ends[number : number + 2]
-        spec: SampleSpec = pickle.loads(os.pread(self._file.fileno(), end - begin, begin))  # noqa: S301  ours
+        spec: SampleSpec = pickle.loads(read_at(self._file.fileno(), end - begin, begin))  # noqa: S301  ours
         return spec
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import io
 import os
@@ -29,6 +28,7 @@ from wds_datapipes.io.raw_streams import name_read_errors
 from wds_datapipes.io.remote.remote_file import FileFacts, file_facts
 from wds_datapipes.shard_cache.entry import FOLDER_LOCK, UNKNOWN, CopyFacts, Entry, stamp
 from wds_datapipes.shard_cache.eviction import evict_one, reserve_space
+from wds_datapipes.system import lock_descriptor
 from wds_datapipes.tar.scanner import ShardScan
 
 if TYPE_CHECKING:
@@ -120,12 +120,13 @@ def fetch_copy(
     entry.part.unlink(missing_ok=True)  # left by a killed process
     copy = io.FileIO(entry.part, "x+")
     try:
-        fcntl.flock(copy, fcntl.LOCK_SH)  # the pin, held until the file is closed
+        lock_descriptor(copy.fileno(), is_shared=True)  # the pin, held until the file is closed
         reservation = _Reservation(folder, entry.part)
         reservation.extend(size or 0)
         digest, etag = _copy_source(request, copy, reservation, size, should_continue)
         if size is None and not is_last:
-            _check_complete(request, copy, reservation.written)
+            copy.truncate(reservation.written)
+            _check_complete(request, entry.part)
         source = answer._replace(etag=etag or answer.etag)
         _finish(folder.path, entry, copy, CopyFacts(request.name, reservation.written, digest, 0, source, folder.run))
     except BaseException:
@@ -203,18 +204,17 @@ def _copy_source(
     return found, etag
 
 
-def _check_complete(request: DownloadRequest, copy: io.FileIO, size: int) -> None:
+def _check_complete(request: DownloadRequest, part: Path) -> None:
     """Raise an error if a download is a truncated archive, for example after a broken connection."""
-    copy.truncate(size)
     with suppress(
         CorruptShardError, UnsupportedMemberError, ReadLimitError, MissingDependencyError
     ):  # the reader reports these
         try:
-            deque(ShardScan(f"/proc/self/fd/{copy.fileno()}", ignore_zeros=True), maxlen=0)  # reads all headers
+            deque(ShardScan(str(part), ignore_zeros=True), maxlen=0)  # reads all headers
         except TruncatedShardError:
             raise TruncatedShardError(
-                f"The {size} bytes received of {request.name} are not a complete archive, and its store does not "
-                "report its size. It may have been truncated in transfer"
+                f"The {part.stat().st_size} bytes received of {request.name} are not a complete archive, and its store "
+                "does not report its size. It may have been truncated in transfer"
             ) from None
 
 

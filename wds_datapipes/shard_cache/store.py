@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import io
 import logging
 import os
@@ -21,6 +20,7 @@ from wds_datapipes.shard_cache.download import DownloadRequest, UncachedError, c
 from wds_datapipes.shard_cache.entry import UNKNOWN, CopyFacts, Entry, UrlToName, digest_of, stamp
 from wds_datapipes.shard_cache.eviction import Priority, evict, reserve_space
 from wds_datapipes.shard_cache.prefilled import PrefilledShards, own_names
+from wds_datapipes.system import lock_descriptor
 from wds_datapipes.user_warnings import warn_user
 
 LOGGER = logging.getLogger("wds_datapipes")
@@ -199,7 +199,7 @@ class CacheFolder:
             except FileNotFoundError:
                 return None
             try:
-                fcntl.flock(copy, fcntl.LOCK_SH)  # waits if another process is removing it
+                lock_descriptor(copy.fileno(), is_shared=True)  # waits if another process is removing it
                 if not os.fstat(copy.fileno()).st_nlink:
                     copy.close()
                     continue

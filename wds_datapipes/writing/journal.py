@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -19,6 +18,7 @@ from zlib import crc32
 from wds_datapipes.errors import ShardWriteError, StateError
 from wds_datapipes.io.file_lock import lock_file
 from wds_datapipes.redaction import redact
+from wds_datapipes.system import OPEN_FLAGS, lock_descriptor
 from wds_datapipes.types import ShardInfo
 
 #: The first value of a journal and the start of its first line.
@@ -77,7 +77,7 @@ class ShardJournal:
         self._lines: list[tuple[int, int]] = []
         self.finished: list[FinishedShard] = []
         with _reported(path, "opened"):
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | OPEN_FLAGS, 0o666)
         try:
             self._read({**KIND, "version": 3, **settings})
         except BaseException:
@@ -110,7 +110,7 @@ class ShardJournal:
 
     def _read(self, head: dict[str, Any]) -> None:
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_descriptor(self._file, wait=False)
         except BlockingIOError:
             raise StateError(f"The journal {self._path!r} is in use: another process is writing these shards") from None
         except OSError:

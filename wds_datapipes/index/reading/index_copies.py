@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import sys
 import time
@@ -25,6 +24,7 @@ from wds_datapipes.shard_cache.download import DownloadRequest
 from wds_datapipes.shard_cache.entry import UNKNOWN, entries, modified_ns
 from wds_datapipes.shard_cache.eviction import evict, reserve_space
 from wds_datapipes.shard_cache.store import CacheFolder
+from wds_datapipes.system import user_id
 
 LOGGER = logging.getLogger("wds_datapipes")
 #: The lifetime of copies that no process uses, and the interval between searches for them, in seconds.
@@ -47,7 +47,7 @@ class IndexCopies:
     def __init__(self, access: AccessOptions) -> None:
         self._options = {"storage_options": access.storage_options}
         self._is_private = access.cache_dir is None
-        self._parent = Path(access.cache_dir or Path(gettempdir(), f"wds-datapipes-{os.getuid()}"))
+        self._parent = Path(access.cache_dir or Path(gettempdir(), f"wds-datapipes-{user_id()}"))
         run = share_on_host("begins to read indexes", lambda _: secrets.token_hex())
         self._folder = CacheFolder(self._parent / "indexes", run=run)
         self._is_cleaned = self._has_failed = False
@@ -87,7 +87,7 @@ class IndexCopies:
         if self._is_private:
             self._parent.mkdir(mode=0o700, exist_ok=True)
             facts = self._parent.lstat()
-            if not S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o077:
+            if not S_ISDIR(facts.st_mode) or facts.st_uid != user_id() or facts.st_mode & 0o077:
                 raise CacheError(
                     f"{self._parent} is not a folder that only this user may open. Remove it, or set TMPDIR"
                 )

@@ -27,6 +27,7 @@ from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.io.remote.remote_file import RemoteFile
 from wds_datapipes.io.remote.resuming_stream import ResumingStream, fill
 from wds_datapipes.on_error.policy import note
+from wds_datapipes.system import read_at
 from wds_datapipes.tar.buffer import ReadBuffer
 from wds_datapipes.tar.headers import BLOCK, NUMBERS, HeaderReader, round_to_blocks, text
 from wds_datapipes.tar.scanner import open_archive_ranges
@@ -120,7 +121,7 @@ class ShardRanges:
             ShardError: they cannot be read.
         """
         if self._file is not None:
-            data = os.pread(self._file.fileno(), end - start, start)
+            data = read_at(self._file.fileno(), end - start, start)
             if len(data) == end - start:
                 return data
         if self.path is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -23,6 +22,7 @@ from wds_datapipes.io.remote.retry import CREDENTIAL_STATUSES, RetryPolicy, conc
 from wds_datapipes.io.urls import STORE_OPTIONS, known_schemes, split_scheme, store_of
 from wds_datapipes.redaction import redact
 from wds_datapipes.redaction.storage_options import raise_alone, redactor_of
+from wds_datapipes.system import at_fork
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ def _hold_filesystems() -> None:
     _inherited.append([instance for kind in kinds for instance in [*getattr(kind, "_cache", {}).values()]])
 
 
-os.register_at_fork(before=_hold_filesystems, after_in_parent=_inherited.pop)
+at_fork(before=_hold_filesystems, after_in_parent=_inherited.pop)
 
 
 class RemotePath:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import atexit
-import os
 import re
-import select
 import socket
 import ssl
 import threading
@@ -17,6 +15,7 @@ from typing import TypeAlias, TypeVar
 
 from wds_datapipes.io.call_threads import Steps
 from wds_datapipes.io.raw_streams import move_bytes
+from wds_datapipes.system import POLLIN, POLLOUT, at_fork, new_poll
 
 T = TypeVar("T")
 
@@ -27,7 +26,7 @@ MAX_IDLE_S = 15.0
 #: The maximum size of the headers of a response in bytes.
 MAX_HEAD_BYTES = 256 << 10
 #: What TLS waits for, whether it sends or receives.
-TLS_EVENTS: dict[type, int] = {ssl.SSLWantReadError: select.POLLIN, ssl.SSLWantWriteError: select.POLLOUT}
+TLS_EVENTS: dict[type, int] = {ssl.SSLWantReadError: POLLIN, ssl.SSLWantWriteError: POLLOUT}
 #: The number of bytes received at once while headers are expected.
 RECEIVED_BYTES = 16 << 10
 #: Linux only: acknowledges the next segments at once.
@@ -57,7 +56,7 @@ class Connection:
         """Set the time limit of all following steps together; after it, they raise `TimeoutError`."""
         self._seconds, self._until = seconds, time.monotonic() + seconds
 
-    def attempt(self, call: Callable[[], T], events: int = select.POLLIN) -> Steps[T]:
+    def attempt(self, call: Callable[[], T], events: int = POLLIN) -> Steps[T]:
         """Call a method of the socket; repeat it after each of ``events`` until it does not have to wait."""
         while time.monotonic() < self._until:
             try:
@@ -71,7 +70,7 @@ class Connection:
         """Send a request and drop what was received before."""
         self.received = b""
         while data:
-            data = data[(yield from self.attempt(partial(self.sock.send, data), select.POLLOUT)) :]
+            data = data[(yield from self.attempt(partial(self.sock.send, data), POLLOUT)) :]
         # A server that waits for each acknowledgement would otherwise wait for 40 ms.
         if QUICKACK is not None:
             self.sock.setsockopt(socket.IPPROTO_TCP, QUICKACK, 1)
@@ -112,7 +111,7 @@ class Connection:
                 raise HTTPException(f"the server sends headers of more than {MAX_HEAD_BYTES} bytes")
             if not getattr(self.sock, "pending", int)():  # bytes that TLS has decrypted
                 # Even if bytes are available, so that endless headers do not hold up other requests.
-                yield self.sock, select.POLLIN
+                yield self.sock, POLLIN
             more = yield from self.attempt(partial(self.sock.recv, RECEIVED_BYTES))
             if not more:
                 raise RemoteDisconnected("the server has closed the connection before the end of its headers")
@@ -184,12 +183,12 @@ class ConnectionPool:
 
 def _is_quiet(sock: socket.socket) -> bool:
     """Whether a connection is open and has received no unrequested data."""
-    poll = select.poll()
-    poll.register(sock, select.POLLIN)
+    poll = new_poll()
+    poll.register(sock, POLLIN)
     return not poll.poll(0) and not (isinstance(sock, ssl.SSLSocket) and sock.pending())
 
 
 #: The connections of this process.
 POOL = ConnectionPool()
-os.register_at_fork(after_in_child=POOL.forget)
+at_fork(after_in_child=POOL.forget)
 atexit.register(POOL.clear)

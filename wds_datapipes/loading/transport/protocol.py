@@ -92,8 +92,8 @@ def new_channel() -> tuple[socket.socket, socket.socket]:
     """
     try:
         return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    except OSError as error:
-        if error.errno not in (errno.EPROTONOSUPPORT, errno.ESOCKTNOSUPPORT):
+    except (AttributeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in (errno.EPROTONOSUPPORT, errno.ESOCKTNOSUPPORT):
             raise
         raise NotImplementedError(
             f"ShardReadingService requires Unix sockets that preserve message boundaries, as on Linux ({error}). "

@@ -32,13 +32,15 @@ MAX_LENT = 64
 MESSAGE_BYTES = HEADER.size + 2 * INLINE
 
 #: Plain numbers, because operations on enum members take a microsecond.
-FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
-TRUNCATED = int(socket.MSG_CTRUNC)
-DONT_WAIT = int(socket.MSG_DONTWAIT)
+DONT_WAIT, CLOSE_ON_EXEC, TRUNCATED = (
+    int(getattr(socket, name, 0))  # where they are missing, `new_channel` raises an error
+    for name in ("MSG_DONTWAIT", "MSG_CMSG_CLOEXEC", "MSG_CTRUNC")
+)
+FLAGS = DONT_WAIT | CLOSE_ON_EXEC
 
 #: Space for one descriptor.
 _DESCRIPTOR = struct.Struct("i")
-_ATTACHED = socket.CMSG_LEN(_DESCRIPTOR.size)
+_ATTACHED = socket.CMSG_LEN(_DESCRIPTOR.size) if hasattr(socket, "CMSG_LEN") else 0
 
 
 class Message(NamedTuple):

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from wds_datapipes.system import at_fork
+
 Bytes = NDArray[np.uint8]
 
 #: The smallest size of a segment.
@@ -187,7 +189,7 @@ def _fork() -> None:
         lender.fork()
 
 
-os.register_at_fork(before=_fork)
+at_fork(before=_fork)
 
 
 #: A status page: numbers, figures with names of up to 96 bytes, and a text.

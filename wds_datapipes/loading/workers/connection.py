@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import threading
 import time
 from collections import Counter, deque
@@ -20,6 +19,7 @@ from wds_datapipes.loading.report import WorkerReport, wait_bucket
 from wds_datapipes.loading.transport.protocol import Header, Kind
 from wds_datapipes.loading.transport.receiver import Message, Receiver
 from wds_datapipes.loading.workers.shutdown import describe_exit, is_running
+from wds_datapipes.system import POLLIN, POLLOUT, new_poll
 
 #: The maximum duration of one wait, in seconds. The socket or the exit of a process normally ends it earlier; the limit
 #: covers a process whose exit is invisible because a grandchild holds its pipes open.
@@ -111,7 +111,7 @@ class WorkerConnection:
                 self._receive()
             return has_room
 
-        self._await(send, select.POLLIN | select.POLLOUT)
+        self._await(send, POLLIN | POLLOUT)
 
     def expect(self, epoch: int, base: WorkerState = BEGINNING) -> None:
         """Expect the items of an epoch that this or another process begins."""
@@ -199,7 +199,7 @@ class WorkerConnection:
         self._closed = True
         self._receiver.cut()
 
-    def _await(self, find: Callable[[], T | None], events: int = select.POLLIN) -> T:
+    def _await(self, find: Callable[[], T | None], events: int = POLLIN) -> T:
         """Call a function whenever something has happened, and return its first true result."""
         begin = time.monotonic()
         try:
@@ -270,7 +270,7 @@ class WorkerConnection:
             raise
         return message
 
-    def _wait(self, begin: float, events: int = select.POLLIN) -> bool:
+    def _wait(self, begin: float, events: int = POLLIN) -> bool:
         """Wait for an event or the end of a process; return whether anything but a message may have happened.
 
         Raises:
@@ -282,12 +282,12 @@ class WorkerConnection:
             if limit_s <= 0:
                 raise WorkerTimeoutError(self._timeout_message())
         own = self._receiver.fileno()
-        poll = select.poll()  # a new one, because two threads may wait here: one of them in an epoch that is over
+        poll = new_poll()  # a new one, because two threads may wait here: one of them in an epoch that is over
         with suppress(ValueError):  # closed by another thread at this moment
             poll.register(own, events)
             for _, process in self._watched:
-                poll.register(process.sentinel, select.POLLIN)
-        return poll.poll(1e3 * limit_s) != [(own, select.POLLIN)]
+                poll.register(process.sentinel, POLLIN)
+        return bool(poll.poll(1e3 * limit_s) != [(own, POLLIN)])
 
     def _find_ended(self) -> tuple[WorkerConnection, BaseProcess] | None:
         """Return the first process that has ended."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing.process
 import os
-import select
 import signal
 import threading
 import time
@@ -16,6 +15,8 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import DupFd
 from typing import IO, Any
+
+from wds_datapipes.system import POLLIN, at_fork, new_poll
 
 #: How long a process may take to exit on its own, in seconds. The item that it is producing is discarded.
 GRACE_S = 0.4
@@ -109,7 +110,9 @@ def describe_exit(name: str, process: BaseProcess) -> str:
 _watches: weakref.WeakSet[ParentWatch] = weakref.WeakSet()
 
 #: Signals that a scheduler or a closing terminal sends to a program together with its workers.
-FOR_THE_PROGRAM = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+FOR_THE_PROGRAM: list[signal.Signals] = [
+    getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)
+]
 
 
 class ParentWatch:
@@ -178,8 +181,8 @@ def _die_with(descriptor: int) -> None:
 
 
 def _end_with(descriptor: int) -> None:
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
+    poll = new_poll()
+    poll.register(descriptor, POLLIN)
     poll.poll()
     os._exit(1)
 
@@ -189,5 +192,5 @@ def _close_writers() -> None:
         watch.close_writer()
 
 
-if hasattr(os, "register_at_fork"):  # the program may call os.fork() directly, so only a hook sees every fork
-    os.register_at_fork(after_in_child=_close_writers)
+# The program may call os.fork() directly, so only a hook sees every fork.
+at_fork(after_in_child=_close_writers)
