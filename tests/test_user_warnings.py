@@ -49,7 +49,7 @@ def test_on_error_warn_points_at_the_loop(run: str) -> None:
 
 def test_a_dropped_writer_points_at_the_line_that_drops_it(tmp_path: Path) -> None:
     writer = TarWriter(tmp_path / "a.tar")
-    with pytest.warns(ResourceWarning, match="was not closed") as caught:
+    with pytest.warns(UserWarning, match="was not closed") as caught:
         del writer  # no reference is left
     assert [warning.filename for warning in caught] == [__file__]
 

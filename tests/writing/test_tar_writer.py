@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -105,12 +106,63 @@ def test_a_closed_shard_accepts_no_more_samples() -> None:
         shard.write(SAMPLE)
 
 
-def test_a_dropped_writer_leaves_nothing() -> None:
+def test_a_dropped_writer_leaves_nothing_but_a_warning() -> None:
     shards = [TarWriter("s.tar")]
     shards[0].write(LARGE)
-    with pytest.warns(ResourceWarning, match="'s.tar' was discarded, because it was not closed"):
+    with pytest.warns(UserWarning, match=r"'s\.tar' with 1 sample was discarded, because the writer was not closed"):
         shards.clear()
     assert files() == []
+
+
+UNCLOSED = """
+from wds_datapipes import ShardWriter, TarWriter
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+SAMPLES = [{"__key__": f"{number}", "txt": "text"} for number in range(5)]
+
+def write():
+    writer = MAKE
+    for sample in SAMPLES:
+        writer.write(sample)
+    if WHERE == "kept":
+        globals()["kept"] = writer
+    elif WHERE == "cycle":
+        writer.self = writer
+    elif WHERE == "error":
+        raise KeyError("an error of the user")
+    elif WHERE == "fork":
+        import os
+        if os.fork():
+            os.wait()
+        else:
+            import sys
+            sys.exit()
+
+write()
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "make", "written", "lost"),
+    [
+        *((where, "TarWriter('s.tar')", [], r"the shard 's\.tar' with 5 samples was") for where in ("local", "kept")),
+        *((where, "ShardWriter('s-%d.tar')", [], r"'s-0\.tar' with 5 samples was") for where in ("local", "cycle")),
+        ("kept", "ShardWriter('s-%d.tar', maxcount=3)", ["s-0.tar"], r"'s-1\.tar' with 2 samples was"),
+        ("kept", "ShardWriter('s-%d.tar', maxcount=5)", ["s-0.tar"], ""),
+        ("error", "ShardWriter('s-%d.tar', resume='j')", ["j"], r"'s-0\.tar' with 5 samples was"),
+        ("fork", "ShardWriter('s-%d.tar')", [], r"'s-0\.tar' with 5 samples was"),
+    ],
+)
+def test_a_program_that_does_not_close_a_writer_is_warned(where: str, make: str, written: list[str], lost: str) -> None:
+    code = UNCLOSED.replace("MAKE", make).replace("WHERE", repr(where))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == (where == "error")
+    assert len(re.findall(f"UserWarning: .*{lost} discarded, because the writer was not closed", done.stderr)) == bool(
+        lost
+    )
+    assert done.stderr.count("Warning") == bool(lost)
+    assert ("Traceback" in done.stderr) == (where == "error")
+    assert files() == written
 
 
 def write_and_be_killed() -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from wds_datapipes.arguments import checks_calls, takes_options
-from wds_datapipes.errors import EncodeError
+from wds_datapipes.errors import EncodeError, plural
 from wds_datapipes.index.build import index_members
 from wds_datapipes.index.file_format import index_url, write_index
 from wds_datapipes.index.options import IndexOptions
@@ -19,9 +19,9 @@ from wds_datapipes.io.sinks import Sink, open_target
 from wds_datapipes.redaction import redact
 from wds_datapipes.tar.header_writer import END
 from wds_datapipes.types import Sample, Shard, ShardInfo
-from wds_datapipes.user_warnings import warn_user
 from wds_datapipes.writing.options import WriteKeywords, WriteOptions
 from wds_datapipes.writing.packers import PackedSample, TarSamplePacker
+from wds_datapipes.writing.unclosed import ClosableWriter
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -32,7 +32,7 @@ FLUSH_BYTES = 256 << 10
 DIRECT_BYTES = 32 << 10
 
 
-class ShardFile:
+class ShardFile(ClosableWriter):
     """Writes samples to a single shard; `TarWriter` describes the behavior.
 
     Args:
@@ -40,9 +40,6 @@ class ShardFile:
         options: how to write it.
         packer: turns samples into bytes; several shards may share it.
     """
-
-    #: True until there is something to close, because ``__del__`` also runs if ``__init__`` fails.
-    _closed = True
 
     def __init__(
         self,
@@ -67,8 +64,7 @@ class ShardFile:
         self._layout: list[tuple[str, int, list[tuple[str, int, int]]]] = []
         self.info: ShardInfo | None = None
         self._target = open_target(target, options.storage_options)
-        self._owner = os.getpid()
-        self._closed = False
+        self.expect_close()
 
     def write(self, sample: Sample) -> int:
         """Write a sample, with its fields in order.
@@ -179,11 +175,9 @@ class ShardFile:
         else:
             self.discard()
 
-    def __del__(self) -> None:
-        if not self._closed and os.getpid() == self._owner:
-            self.discard()  # first, because the warning may be raised as an error
-            text = f"the shard {redact(self._target.url)!r} was discarded, because it was not closed"
-            warn_user(text, ResourceWarning)
+    def describe_loss(self) -> str:
+        """Describe the shard that is not finished."""
+        return f"the shard {redact(self._target.url)!r} with {plural(self.samples, 'sample')} was"
 
     def _flush(self) -> None:
         chunks = join_small(self._buffer) if self._has_large else [b"".join(self._buffer)]
@@ -244,9 +238,10 @@ class TarWriter(ShardFile):
     """Writes samples to a single shard, which appears under its name once it is complete.
 
     It is a context manager: leaving it finishes the shard, while an error or Ctrl-C removes it, including temporary
-    files. A local file gets its name only after all of it was synced to disk; if two writers write the same file, the
-    last one to finish wins. Data written to a command, to standard output or to an open stream cannot be removed: after
-    an error, it lacks the end marker, and a command is killed before it sees the end of its input.
+    files. Otherwise, call ``close()``: a writer that is not closed loses its shard, with a warning. A local file gets
+    its name only after all of it was synced to disk; if two writers write the same file, the last one to finish wins.
+    Data written to a command, to standard output or to an open stream cannot be removed: after an error, it lacks the
+    end marker, and a command is killed before it sees the end of its input.
 
     The output is deterministic: the same samples give the same bytes, compressed or not. Headers are plain ustar, with
     a PAX header only for names that do not fit (long or non-ASCII names) and sizes of 8 GiB or more.

@@ -30,6 +30,7 @@ from wds_datapipes.writing.shard_names import (
     remove_old_shards,
     shard_numbers,
 )
+from wds_datapipes.writing.unclosed import ClosableWriter
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -44,11 +45,12 @@ OldShards: TypeAlias = Literal["warn", "remove", "keep"]
 
 
 @checks_calls
-class ShardWriter:
+class ShardWriter(ClosableWriter):
     """Writes samples to numbered shards; each appears once it is complete.
 
-    It is a context manager. After an error or Ctrl-C, finished shards remain and the unfinished one is removed.
-    Without samples, no shard is written. See `TarWriter` for the content of a shard.
+    It is a context manager. After an error or Ctrl-C, finished shards remain and the unfinished one is removed. A
+    writer that is not closed loses the unfinished one, with a warning. Without samples, no shard is written. See
+    `TarWriter` for the content of a shard.
 
     With ``resume=True``, finished shards are recorded in a journal next to them. After an interruption, repeat the same
     call to resume. Either pass the same samples in the same order: the writer skips those of finished shards without
@@ -126,7 +128,7 @@ class ShardWriter:
         self.shards: list[ShardInfo] = []
         self._on_old_shards = old_shards
         self.old_shards: list[str] = []
-        self._has_started = self._closed = False
+        self._has_started = False
         self._journal: SampleJournal | None = None
         if resume:
             journal = None if resume is True else os.fspath(resume)
@@ -145,6 +147,7 @@ class ShardWriter:
             path = journal_path(self.pattern, own, *self._writer_numbers)
             self._journal = SampleJournal(path, settings, self.pattern)
             self.shards = self._journal.resume(self._find_next)
+        self.expect_close()
 
     def write(self, sample: Sample) -> None:
         """Write a sample to the current shard, or to the next one if the current shard is full.
@@ -219,6 +222,10 @@ class ShardWriter:
         if self._claim is not None:
             self._claim.close()
 
+    def describe_loss(self) -> str:
+        """Describe the shard that is not finished."""
+        return "" if self._shard is None else self._shard.describe_loss()
+
     def __enter__(self) -> Self:
         return self
 
@@ -289,7 +296,12 @@ def write_wds_shards(
                 if policy.handle(error, sample):
                     continue
                 break
-            yield from writer.shards[yielded:]
+            try:
+                yield from writer.shards[yielded:]
+            except GeneratorExit:
+                if loss := writer.describe_loss():
+                    warn_user(f"{loss} discarded, because iteration over write_wds_shards stopped. Iterate to the end")
+                raise
             yielded = len(writer.shards)
     yield from writer.shards[yielded:]
     policy.finish()

@@ -104,6 +104,15 @@ def test_finished_shards_are_yielded_and_an_interruption_leaves_whole_ones() -> 
     assert sorted(name for name in os.listdir() if name.startswith("out")) == ["out-00.tar", "out-01.tar"]
 
 
+def test_an_interruption_that_loses_samples_warns() -> None:
+    iterator = iter(samples().write_wds_shards("out-%02d.tar", maxsize=4096))  # the next sample is written already
+    assert next(iterator).url == "out-00.tar"
+    lost = r"'out-01\.tar' with 1 sample was discarded, because iteration over write_wds_shards stopped"
+    with pytest.warns(UserWarning, match=lost):
+        del iterator
+    assert sorted(name for name in os.listdir() if name.startswith("out")) == ["out-00.tar"]
+
+
 def test_values_are_encoded_and_unencodable_ones_skipped() -> None:
     source = IterableWrapper([{"__key__": str(n), "cls": n if n != 2 else None} for n in range(5)])
     with pytest.raises(EncodeError):
