@@ -35,10 +35,10 @@ REQUIREMENTS: dict[str, list[tuple[str, list[str]]]] = {
 }
 
 
-def decode(field: str, *words: str) -> Callable[[Path], object]:
+def decode(field: str, *words: str, data: bytes = b"\0") -> Callable[[Path], object]:
     from torch.utils.data.datapipes.iter import IterableWrapper
 
-    return lambda _: list(IterableWrapper([{"__key__": "a", field: b"\0"}]).wds_decode(*words))
+    return lambda _: list(IterableWrapper([{"__key__": "a", field: data}]).wds_decode(*words))
 
 
 def load(url: str) -> Callable[[Path], object]:
@@ -81,6 +81,8 @@ NEEDS: list[tuple[str, str, Callable[[Path], object]]] = [
     *(("adlfs", "az", load(f"{scheme}://box@account.dfs.core.windows.net/a.tar")) for scheme in ("az", "abfss")),
     ("gcsfs", "gs", load("gs://bucket/a.tar")),
     ("huggingface_hub", "hf", load("hf://datasets/user/name/a.tar")),
+    ("pillow_heif", "heic", decode("heic", "rgb8", data=b"\0\0\0\x18ftypheic")),
+    ("pillow_jxl", "jxl", decode("jxl", "rgb8", data=b"\xff\x0a")),
     ("paramiko", "sftp", load("sftp://host/a.tar")),
     ("s3fs", "s3", load("s3://bucket/a.tar")),
     ("torchdata.dataloader2", "dataloader2", lambda _: wds_datapipes.ShardReadingService),
@@ -92,7 +94,13 @@ NEEDS: list[tuple[str, str, Callable[[Path], object]]] = [
 ]
 
 #: Distributions whose name differs from that of the package.
-DISTRIBUTIONS = {"nvidia": "nvidia-dali-cuda120", "sklearn": "scikit-learn", "yaml": "pyyaml"}
+DISTRIBUTIONS = {
+    "nvidia": "nvidia-dali-cuda120",
+    "pillow_heif": "pillow-heif",
+    "pillow_jxl": "pillow-jxl-plugin",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
 
 
 def required() -> set[tuple[str, str]]:

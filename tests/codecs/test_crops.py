@@ -7,11 +7,15 @@ import math
 import random
 
 import numpy as np
+import PIL.ExifTags
 import PIL.Image
+import PIL.ImageOps
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from plain_codecs import encoded, photo
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 from wds_datapipes.codecs.crops import Box, CenterCrop, Crop, RandomResizedCrop
 from wds_datapipes.codecs.images import IMAGE_SPECS, ImageDecoder
@@ -139,3 +143,63 @@ def test_the_representation_can_be_evaluated() -> None:
     for crop in (RandomResizedCrop((3, 4), flip_probability=0.5), CenterCrop(3, resize=4)):
         decoder = ImageDecoder("rgb8", crop=crop)
         assert vars(eval(repr(decoder), names).crop) == vars(crop)
+
+
+def rotated(orientation: int, form: str, height: int = 64, width: int = 96) -> bytes:
+    exif = PIL.Image.Exif()
+    exif[PIL.ExifTags.Base.Orientation] = orientation
+    options = {"quality": 95} if form == "JPEG" else {"lossless": True} if form == "WEBP" else {}
+    return encoded(photo(height, width), form, exif=exif, **options)
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("turbo", [True, False])
+def test_photographs_are_upright_on_request(
+    orientation: int, form: str, turbo: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not turbo:
+        monkeypatch.setattr("wds_datapipes.codecs.images.open_jpeg", lambda data: None)
+    data = rotated(orientation, form)
+    image = PIL.Image.open(io.BytesIO(data))
+    wanted = np.asarray(PIL.ImageOps.exif_transpose(image).convert("RGB"))
+    for spec in ("rgb8", "pil", "torchrgb8", "rgb"):
+        found = ImageDecoder(spec, exif_orientation=True).decode(data)
+        pixels = np.moveaxis(found.numpy(), 0, 2) if spec == "torchrgb8" else np.asarray(found)
+        np.testing.assert_array_equal(np.rint(pixels * 255) if spec == "rgb" else pixels, wanted)
+    if form != "TIFF":
+        stored = encoded(photo(64, 96), form, **({"quality": 95} if form == "JPEG" else {}))
+        if form != "WEBP":
+            np.testing.assert_array_equal(ImageDecoder("rgb8").decode(data), ImageDecoder("rgb8").decode(stored))
+        assert ImageDecoder("rgb8").decode(data).shape == (64, 96, 3)
+    height, width, _ = wanted.shape
+    top, left = (height - 64) // 2, (width - 64) // 2
+    square = ImageDecoder("rgb8", exif_orientation=True, crop=CenterCrop(64)).decode(data)
+    np.testing.assert_array_equal(square, wanted[top : top + 64, left : left + 64])
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("min_size", [None, 20])
+def test_a_crop_is_that_of_the_upright_image(orientation: int, min_size: int | None) -> None:
+    data = rotated(orientation, "JPEG", 480, 640)
+    upright = ImageDecoder("rgb8", exif_orientation=True).decode(data)
+    # At a fraction of its size, a JPEG is not what resizing makes of its pixels.
+    image = PIL.Image.fromarray(upright)
+    stored = encoded(image) if min_size is None else encoded(image, "JPEG", quality=95)
+    for seed in range(5):
+        crop = RandomResizedCrop(48, flip_probability=0.5)
+        random.seed(seed)
+        found = ImageDecoder("rgb8", crop=crop, exif_orientation=True, min_size=min_size).decode(data)
+        random.seed(seed)
+        wanted = ImageDecoder("rgb8", crop=crop, min_size=min_size).decode(stored)
+        assert np.abs(found.astype(int) - wanted).mean() < (3 if min_size else 0.01)
+
+
+def test_batches_of_upright_images() -> None:
+    samples = [{"__key__": str(number), "jpg": rotated(number, "JPEG")} for number in (6, 8)]
+    decoder = ImageDecoder("torchrgb8", exif_orientation=True)
+    [batch] = IterableWrapper(samples).batch(2).decode_batch(decoder)
+    for image, sample in zip(batch["jpg"], samples, strict=True):
+        assert torch.equal(image, decoder.decode(sample["jpg"]))
+    assert batch["jpg"].shape == (2, 3, 96, 64)
+    assert repr(decoder) == "ImageDecoder('torchrgb8', exif_orientation=True)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plain_codecs import encoded, wds_decode
 from same_values import assert_same
+from torch.utils.data.datapipes.iter import IterableWrapper
 from webdataset import autodecode
 
-from wds_datapipes.codecs.images import IMAGE_EXTENSIONS, ImageDecoder
-from wds_datapipes.errors import DecodeError
+from wds_datapipes.codecs import pillow_plugins
+from wds_datapipes.codecs.images import IMAGE_EXTENSIONS, PLUGIN_EXTENSIONS, ImageDecoder
+from wds_datapipes.errors import DecodeError, MissingDependencyError
 
 HEIGHT, WIDTH = 20, 30
 
@@ -67,6 +70,7 @@ def test_image_extensions_are_those_that_pillow_reads() -> None:
     PIL.Image.init()
     readable = {extension[1:] for extension, form in PIL.Image.EXTENSION.items() if form in PIL.Image.OPEN}
     assert set(IMAGE_EXTENSIONS) - readable == {"image", "img"}
+    assert not {*IMAGE_EXTENSIONS} & {*PLUGIN_EXTENSIONS}
     assert list(IMAGE_EXTENSIONS) == sorted(IMAGE_EXTENSIONS)
 
 
@@ -129,3 +133,48 @@ def test_data_that_is_not_an_image_is_a_decode_error() -> None:
     for data, text in ((b"", "data is b''"), (jpeg[:300], "Truncated"), (b"nonsense", nonsense)):
         with pytest.raises(DecodeError, match=rf"field 'jpg' of sample 'a'.*ImageDecoder\('rgb8'\).*{text}"):
             list(wds_decode([{"__key__": "a", "jpg": data}], "rgb8"))
+
+
+@pytest.mark.parametrize(("form", "package"), [("HEIF", "pillow_heif"), ("JXL", "pillow_jxl")])
+def test_heic_and_jpeg_xl_are_decoded_by_their_packages(
+    form: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = smooth(64, 96)
+    if form == "HEIF":
+        pytest.importorskip(package).register_heif_opener()
+    else:
+        pytest.importorskip(package)
+    data = encoded(image, form, quality=95)
+    # As in a process that has registered none yet, and under any name, as phones and clouds give photographs.
+    monkeypatch.delitem(PIL.Image.OPEN, form)
+    monkeypatch.setattr(PIL.Image, "ID", [name for name in PIL.Image.ID if name != form])
+    pillow_plugins._register_heic.cache_clear()
+    if form == "HEIF":
+        for field in ("heic", "HEIC", "heif", "hif", "jpg"):
+            assert np.abs(decode("rgb8", field, data).astype(int) - np.asarray(image)).mean() < 6
+    monkeypatch.undo()
+    extension = {"HEIF": "heic", "JXL": "jxl"}[form]
+    found = decode("rgb8", extension, data)
+    np.testing.assert_array_equal(found, np.asarray(PIL.Image.open(io.BytesIO(data)).convert("RGB")))
+    assert np.abs(found.astype(int) - np.asarray(image)).mean() < 6
+    with pytest.raises(DecodeError, match=f"field '{extension}'"):
+        decode("rgb8", extension, data[: len(data) // 2])
+
+
+@pytest.mark.parametrize(("extension", "data"), [("heic", b"\0\0\0\x18ftypheic"), ("jxl", b"\xff\x0a")])
+def test_heic_and_jpeg_xl_without_their_package_say_what_to_install(
+    extension: str, data: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def require(module: str, *, extra: str, purpose: str) -> None:
+        raise MissingDependencyError(f"{module} of {extra} to {purpose}")
+
+    monkeypatch.setattr(pillow_plugins, "require", require)
+    monkeypatch.setattr(PIL.Image, "ID", [name for name in PIL.Image.ID if name not in ("HEIF", "JXL")])
+    pillow_plugins._register_heic.cache_clear()
+    pillow_plugins._register_jxl.cache_clear()
+    samples = IterableWrapper([{extension: data}])
+    for decoded in (samples.wds_decode("rgb8"), samples.batch(1).decode_batch("torchrgb8")):
+        with pytest.raises(MissingDependencyError, match=rf"of {extension} to decode .*{extension}=bytes keeps"):
+            list(decoded)
+    [sample] = samples.wds_decode("rgb8", **{extension: bytes})
+    assert sample[extension] == data

@@ -153,6 +153,8 @@ class DecoderChain(FieldChain):
                 data = gunzip(data, limits=self.limits)
             name = repr(decoder)
             return decoder.read_pixels(data, rng)
+        except MissingDependencyError:
+            raise
         except Exception as error:
             raise _decode_error(sample, field, name, data, error) from error
 

@@ -20,7 +20,9 @@ from wds_datapipes.codecs import IMAGE_FORMATS
 from wds_datapipes.codecs.crops import GLOBAL_RNG, Box, Crop
 from wds_datapipes.codecs.extensions import ByExtension, split_extensions
 from wds_datapipes.codecs.jpeg import open_jpeg
-from wds_datapipes.codecs.pixels import deep_gray, pack, packed_shape, resize_box, spread, unpack
+from wds_datapipes.codecs.orientation import UPRIGHT, Orientation, may_have_orientation, read_orientation
+from wds_datapipes.codecs.pillow_plugins import HEIC_EXTENSIONS, JXL_EXTENSIONS, register_plugin
+from wds_datapipes.codecs.pixels import deep_gray, pack, packed_shape, resize_part, spread, unpack
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits, limit_error
 
 #: The extensions that image specs decode. webdataset accepts every extension that Pillow has a plugin for, and
@@ -32,6 +34,8 @@ IMAGE_EXTENSIONS = split_extensions(
     "apng avif blp bmp dds dib gif icns ico image img j2c j2k jfif jp2 jpc jpe jpeg jpf jpg jpx "
     "pbm pcx pgm png pnm ppm psd qoi sgi tga tif tiff webp xbm xpm"
 )
+#: Those of formats that Pillow reads with the extras ``heic`` and ``jxl``.
+PLUGIN_EXTENSIONS = (*HEIC_EXTENSIONS, *JXL_EXTENSIONS)
 
 #: Formats excluded regardless of the extension, because Pillow opens them with other programs.
 EXCLUDED_FORMATS = frozenset({"BUFR", "EPS", "GRIB", "HDF5", "WMF"})
@@ -51,10 +55,11 @@ class _Spec(NamedTuple):
 
 
 class _Region(NamedTuple):
-    """The part of an image to decode: a box in pixels of the full image, if cropped, and the divisor of its size."""
+    """The part of an image to decode: a box in stored pixels, if cropped, the divisor of its size, and what is up."""
 
     box: Box | None
     scale: int
+    orientation: Orientation = UPRIGHT
 
 
 #: Maps specs to their results; see the table in `ImageDecoder`. Pillow images have no floats.
@@ -103,6 +108,8 @@ class ImageDecoder(ByExtension):
     for bit. 16-bit grayscale images are scaled, whereas webdataset clips them: 65535 becomes 255, or 1.0 in float
     specs, which keep all 16 bits. 32-bit pixels (TIFF) have no fixed range and are rejected.
 
+    HEIC and JPEG XL need the extras ``heic`` and ``jxl``; without them, such a field is an error that names the extra.
+
     If the extra ``turbo`` is installed, simplejpeg decodes JPEG files to arrays and tensors, in two thirds of Pillow's
     time for the same pixels. Pillow decodes the files that simplejpeg rejects.
 
@@ -113,6 +120,10 @@ class ImageDecoder(ByExtension):
             large, or the full image if that is smaller; resize or crop it as needed. With ``crop``, it is the short
             side of the cropped part before resizing that has at least this many pixels. Other formats are always
             decoded in full.
+        exif_orientation: make photographs upright. Many cameras store pixels as the sensor lies, with an EXIF tag that
+            tells how to turn and mirror them. By default, as in webdataset, the tag is ignored, and pixels are returned
+            as stored; only for TIFF, HEIC and JPEG XL, their decoders apply it. With ``crop``, the part is selected in
+            the upright image.
         crop: a `RandomResizedCrop` or a `CenterCrop`, which determines the size of the result. Decoding of a JPEG stops
             below the cropped part, so damage further down goes unnoticed.
 
@@ -129,8 +140,10 @@ class ImageDecoder(ByExtension):
         (torch.Size([3, 8, 8]), torch.uint8)
     """
 
-    def __init__(self, spec: str, *, min_size: int | None = None, crop: Crop | None = None) -> None:
-        super().__init__(IMAGE_EXTENSIONS)
+    def __init__(
+        self, spec: str, *, min_size: int | None = None, crop: Crop | None = None, exif_orientation: bool = False
+    ) -> None:
+        super().__init__((*IMAGE_EXTENSIONS, *PLUGIN_EXTENSIONS))
         if spec not in IMAGE_SPECS:
             close = get_close_matches(spec, IMAGE_SPECS, 1)
             advice = f"did you mean {close[0]!r}? Otherwise, " if close else ""
@@ -142,6 +155,7 @@ class ImageDecoder(ByExtension):
         self.spec = spec
         self.min_size = min_size
         self.crop = crop
+        self.exif_orientation = exif_orientation
         self.result = IMAGE_SPECS[spec]
         self.is_random = crop is not None and crop.is_random
         self._make_rng: Callable[[], Random] | None = None
@@ -166,8 +180,12 @@ class ImageDecoder(ByExtension):
         container, mode, floats = self.result
         rng = GLOBAL_RNG if self._make_rng is None else self._make_rng()
         if container == "pil" and self.crop is None:
-            image = self._to_bytes(self._load(data, rng)[0])
-            return image.convert(mode)  # copies even in the same mode, to return a plain Image instead of a subclass
+            image, part = self._load(data, rng)
+            # Converting copies even in the same mode, to return a plain Image instead of a subclass.
+            image = self._to_bytes(image).convert(mode)
+            if part.orientation == UPRIGHT:
+                return image
+            return Image.fromarray(np.ascontiguousarray(part.orientation.apply(np.asarray(image))))
         pixels = self.read_pixels(data, rng)
         if container == "pil":
             return Image.fromarray(np.ascontiguousarray(pixels))
@@ -193,9 +211,13 @@ class ImageDecoder(ByExtension):
             else:
                 image = self._to_bytes(image)
                 pixels = np.asarray(image if image.mode == mode else image.convert(mode))
-        if self.crop is None or part is None or part.box is None:
+        if part is None:
             return pixels
-        return resize_box(pixels, _scale_box(part.box, part.scale, pixels.shape), self.crop)
+        if self.crop is None or part.box is None:
+            return part.orientation.apply(pixels)
+        box = _scale_box(part.box, part.scale, pixels.shape)
+        pixels = pixels[box.top : box.top + box.height, box.left : box.left + box.width]
+        return resize_part(part.orientation.apply(pixels), self.crop, is_mirrored=box.is_mirrored)
 
     def _read_jpeg(self, data: bytes, rng: Random) -> tuple[NDArray[Any] | None, _Region | None]:
         """Decode a JPEG with the extra ``turbo``, if possible; return its pixels, or None, and the selected region."""
@@ -203,7 +225,10 @@ class ImageDecoder(ByExtension):
         if jpeg is None:
             return None, None
         _check_size(jpeg.width, jpeg.height, data, self.limits)
-        part = self._select(jpeg.width, jpeg.height, rng)
+        orientation = UPRIGHT
+        if self.exif_orientation and may_have_orientation(data):
+            orientation = read_orientation(open_image(data, self.limits))
+        part = self._select(jpeg.width, jpeg.height, rng, orientation)
         rows = None if part.box is None else part.box.top + part.box.height
         container, mode, _ = self.result
         padded = container == "torch" and jpeg.mode == mode == "RGB" and part.box is None
@@ -215,7 +240,8 @@ class ImageDecoder(ByExtension):
     def _load(self, data: bytes, rng: Random, part: _Region | None = None) -> tuple[Image.Image, _Region]:
         """Decode an image with Pillow, and return it with the selected region."""
         image = open_image(data, self.limits)
-        part = part or self._select(*image.size, rng)
+        orientation = read_orientation(image) if self.exif_orientation else UPRIGHT
+        part = part or self._select(*image.size, rng, orientation)
         if part.scale > 1 and image.format in ("JPEG", "MPO"):
             image.draft(None, (max(1, image.width // part.scale), max(1, image.height // part.scale)))
         else:
@@ -223,22 +249,26 @@ class ImageDecoder(ByExtension):
         image.load()
         return image, part
 
-    def _select(self, width: int, height: int, rng: Random) -> _Region:
-        """Select a box and the scale of an image of this size."""
-        box = None if self.crop is None else self.crop.select(width, height, rng)
+    def _select(self, width: int, height: int, rng: Random, orientation: Orientation) -> _Region:
+        """Select a box and the scale of an image of this stored size."""
+        box = None
+        if self.crop is not None:
+            upright = self.crop.select(*orientation.size(width, height), rng)
+            box = orientation.stored_box(upright, width, height)
         if self.min_size is None:
-            return _Region(box, 1)
+            return _Region(box, 1, orientation)
         short = min(width, height)
         scales = [scale for scale in (8, 4, 2) if scale <= short]  # Pillow has no smaller ones for tiny images
         short = short if box is None else min(box.width, box.height)
-        return _Region(box, next((scale for scale in scales if -(-short // scale) >= self.min_size), 1))
+        scale = next((scale for scale in scales if -(-short // scale) >= self.min_size), 1)
+        return _Region(box, scale, orientation)
 
     def _to_bytes(self, image: Image.Image) -> Image.Image:
         """Return an image of 8 bits per channel."""
         return Image.fromarray(np.rint(deep_gray(image) * 255).astype(np.uint8)) if image.mode[0] in "IF" else image
 
     def __repr__(self) -> str:
-        options = {"min_size": self.min_size, "crop": self.crop}
+        options = {"min_size": self.min_size, "crop": self.crop, "exif_orientation": self.exif_orientation or None}
         shown = "".join(f", {name}={value!r}" for name, value in options.items() if value is not None)
         return f"ImageDecoder({self.spec!r}{shown})"
 
@@ -249,20 +279,33 @@ def open_image(data: bytes, limits: ReadLimits = DEFAULT_LIMITS) -> Image.Image:
     Raises:
         ValueError: the data are not an image that Pillow reads on its own.
         ReadLimitError: the image has more pixels than ``image_pixels``.
+        MissingDependencyError: its format needs a package that is not installed.
     """
     # Image.open has a limit, too, but a single one for the whole process.
     Image.init()
+    image = _open_registered(data)
+    if image is None and register_plugin(data):
+        image = _open_registered(data)
+    if image is None:
+        raise ValueError("the data are not in an image format that Pillow reads")
+    _check_size(image.width, image.height, data, limits)
+    return image
+
+
+def _open_registered(data: bytes) -> Image.Image | None:
+    """Open an image with the first plugin of Pillow that accepts it."""
     for name in Image.ID:
         factory, accepts = Image.OPEN[name]
-        if name in EXCLUDED_FORMATS or (accepts and accepts(data[:PREFIX_BYTES]) is not True):
+        if name in EXCLUDED_FORMATS:
             continue
         try:
-            image: Image.Image = factory(BytesIO(data), "")
+            is_accepted = accepts(data[:PREFIX_BYTES]) if accepts else True  # or a text that says what is missing
+            if is_accepted and not isinstance(is_accepted, str):
+                image: Image.Image = factory(BytesIO(data), "")
+                return image
         except NOT_THIS_FORMAT:
             continue
-        _check_size(image.width, image.height, data, limits)
-        return image
-    raise ValueError("the data are not in an image format that Pillow reads")
+    return None
 
 
 def _check_size(width: int, height: int, data: bytes, limits: ReadLimits) -> None:

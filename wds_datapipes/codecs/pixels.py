@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from wds_datapipes.codecs.array_files import as_array
-from wds_datapipes.codecs.crops import Box, Crop
+from wds_datapipes.codecs.crops import Crop
 
 #: The tolerance for floats slightly outside of 0 to 1, as after interpolation; the same as in webdataset.
 TOLERANCE = 0.001
@@ -76,11 +76,10 @@ def _bytes_of(pixels: NDArray[Any]) -> NDArray[np.uint8]:
     return scaled
 
 
-def resize_box(pixels: NDArray[Any], box: Box, crop: Crop) -> NDArray[Any]:
-    """Return a box of (H, W[, C]) pixels, resized to the size of the crop; it may be a view."""
+def resize_part(part: NDArray[Any], crop: Crop, *, is_mirrored: bool) -> NDArray[Any]:
+    """Return the selected part of (H, W[, C]) pixels, resized to the size of the crop; it may be a view."""
     import torch
 
-    part = pixels[box.top : box.top + box.height, box.left : box.left + box.width]
     if part.shape[:2] != crop.shape:
         part = np.require(part, requirements=["C", "W"])  # torch copies rows of pixels more slowly than numpy
         layers = torch.from_numpy(part if part.ndim == 3 else part[..., np.newaxis])
@@ -91,7 +90,7 @@ def resize_box(pixels: NDArray[Any], box: Box, crop: Crop) -> NDArray[Any]:
         part = resized[0].permute(1, 2, 0).numpy().reshape(*crop.shape, *part.shape[2:])
         if crop.interpolation == "bicubic" and part.dtype == np.float32:  # it overshoots, and torch clips only bytes
             part.clip(0, 1, out=part)
-    return part[:, ::-1] if box.is_mirrored else part
+    return part[:, ::-1] if is_mirrored else part
 
 
 @contextmanager

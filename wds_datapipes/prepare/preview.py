@@ -16,7 +16,7 @@ from PIL import Image
 
 from wds_datapipes.codecs import UNSAFE, find_codec
 from wds_datapipes.codecs.field_chain import gunzip
-from wds_datapipes.codecs.images import IMAGE_EXTENSIONS, ImageDecoder, open_image
+from wds_datapipes.codecs.images import IMAGE_EXTENSIONS, PLUGIN_EXTENSIONS, ImageDecoder, open_image
 from wds_datapipes.codecs.media import AUDIO_EXTENSIONS, VIDEO_EXTENSIONS
 from wds_datapipes.errors import MissingDependencyError, plural
 from wds_datapipes.io.openers import redact
@@ -25,7 +25,7 @@ from wds_datapipes.parallel.progress import human_bytes
 from wds_datapipes.samples.sample_log import describe
 from wds_datapipes.types import Sample
 
-#: Compressed fields may decompress to at most 64 MiB.
+#: Compressed fields may decompress to at most 64 MiB, and images have Pillow's limit.
 LIMITS = ReadLimits(member_bytes=64 << 20)
 #: JSON up to this length is shown on one line.
 LINE = 72
@@ -94,7 +94,7 @@ def _kind_of(data: bytes) -> str:
 
 
 def _preview_bytes(extension: str, data: bytes, characters: int, pixels: int) -> Preview:
-    if extension in IMAGE_EXTENSIONS:
+    if extension in (*IMAGE_EXTENSIONS, *PLUGIN_EXTENSIONS):
         return _preview_image(data, pixels)
     if extension in AUDIO_EXTENSIONS or extension in VIDEO_EXTENSIONS:
         return Preview("audio" if extension in AUDIO_EXTENSIONS else "video")
@@ -106,12 +106,12 @@ def _preview_bytes(extension: str, data: bytes, characters: int, pixels: int) ->
 
 def _preview_image(data: bytes, pixels: int) -> Preview:
     """Describe an image, with its size even if it is truncated."""
-    with open_image(data) as image:
+    with open_image(data, LIMITS) as image:
         frames = getattr(image, "n_frames", 1)
         kind = f"{image.format} image, {image.width} x {image.height}, {image.mode}"
         kind += f", {frames} frames" if frames > 1 else ""
     try:
-        picture = ImageDecoder("pilrgba", min_size=pixels).decode(data)
+        picture = ImageDecoder("pilrgba", min_size=pixels).with_limits(LIMITS).decode(data)
     except Exception as error:  # noqa: BLE001  damaged images may raise anything
         return Preview(kind, error=f"{type(error).__name__}: {error}")
     return Preview(kind, picture=_make_thumbnail(picture, pixels))
