@@ -45,7 +45,7 @@ QUICK_TESTS = [
     "tests/test_layers.py",
     "tests/test_public_api.py",
 ]
-#: The tests of `minimal`: those that import no extra but dataloader2, from each layer, and those that depend on its
+#: The tests of `minimal`: those that import no extra, from each layer, and those that depend on its
 #: release.
 MINIMAL_TESTS = [
     "tests/datapipes/test_replacement.py",
@@ -320,9 +320,9 @@ def write_results(session: nox.Session, results: Path, report_options: list[str]
 
 @nox.session
 def minimal(session: nox.Session) -> None:
-    """Run the tests that need no extra but `dataloader2`, with the torchdata release that Python 3.13 gets."""
+    """Run the tests that need no extra, with the torchdata release that Python 3.13 gets."""
     pins = [line for line in Path(CONSTRAINTS).read_text().splitlines() if line.startswith("torch==")]
-    session.install(".[dataloader2]", *pins, "torchdata==0.7.1", *group("minimal"))
+    session.install(".", *pins, "torchdata==0.7.1", *group("minimal"))
     session.run("pytest", "--numprocesses=3", *FILES_IN_ORDER, *MINIMAL_TESTS, *session.posargs)
 
 
@@ -368,10 +368,11 @@ def peers(session: nox.Session, peer: str) -> None:
     """
     if peer == "nodes":  # for a torchdata without DataLoader2
         pins = [line for line in Path(CONSTRAINTS).read_text().splitlines() if line.startswith("torch==")]
-        session.install("-e", ".", *pins, *group(peer))
+        session.install("-e", ".", *pins)
+        session.install(*pins, *group(peer))  # replaces the torchdata that is installed with this package
         session.run("pytest", "--doctest-modules", "wds_datapipes/integrations/nodes.py")
     else:
-        session.install("-c", CONSTRAINTS, "-e", ".[dataloader2,yaml,cli]", *group(peer))
+        session.install("-c", CONSTRAINTS, "-e", ".[yaml,cli]", *group(peer))
     if peer == "dali":
         session.run("pytest", "--doctest-modules", "wds_datapipes/integrations/dali.py")
     session.run("pytest", *map(str, sorted(Path("tests/peers").glob(f"test_{peer}*.py"))), *session.posargs)

@@ -18,6 +18,7 @@ from wds_datapipes import DatasetSpec, ShardList, TarWriter
 from wds_datapipes.cli.plan import draw
 from wds_datapipes.codecs import media, plain_values
 from wds_datapipes.errors import MissingDependencyError
+from wds_datapipes.extras import DATALOADER2, NODES
 from wds_datapipes.io.remote.filesystem import EXTRAS
 from wds_datapipes.testing import check_resume
 
@@ -85,12 +86,16 @@ NEEDS: list[tuple[str, str, Callable[[Path], object]]] = [
     ("pillow_jxl", "jxl", decode("jxl", "rgb8", data=b"\xff\x0a")),
     ("paramiko", "sftp", load("sftp://host/a.tar")),
     ("s3fs", "s3", load("s3://bucket/a.tar")),
-    ("torchdata.dataloader2", "dataloader2", lambda _: wds_datapipes.ShardReadingService),
-    ("torchdata.dataloader2", "dataloader2", lambda _: check_resume(lambda: ShardList("a.tar"))),
-    ("torchdata.nodes", "nodes", use_module("nodes")),
     ("yaml", "yaml", read_yaml),
     ("zstandard", "zst", load_zst),
     ("zstandard", "zst", lambda folder: TarWriter(folder / "a.tar.zst")),
+]
+
+#: What needs a release of torchdata, and which one.
+TORCHDATA: list[tuple[str, str, Callable[[Path], object]]] = [
+    ("torchdata.dataloader2", DATALOADER2, lambda _: wds_datapipes.ShardReadingService),
+    ("torchdata.dataloader2", DATALOADER2, lambda _: check_resume(lambda: ShardList("a.tar"))),
+    ("torchdata.nodes", NODES, use_module("nodes")),
 ]
 
 #: Distributions whose name differs from that of the package.
@@ -127,6 +132,21 @@ def test_a_missing_package_is_an_error_that_names_its_extra(
         MissingDependencyError, match=rf"'{package}' is needed to .*pip install \"wds-datapipes\[{extra}\]\""
     ):
         use(tmp_path)
+
+
+@pytest.mark.parametrize(("package", "release", "use"), TORCHDATA)
+def test_a_missing_torchdata_is_an_error_that_names_its_release(
+    package: str, release: str, use: Callable[[Path], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(
+        MissingDependencyError, match=rf"'{package}' is needed to .*pip install \"{re.escape(release)}\""
+    ):
+        use(tmp_path)
+
+
+def test_the_first_command_after_the_installation_can_be_dataloader2() -> None:
+    assert DATALOADER2 in PROJECT["dependencies"]
 
 
 def installed_by(extra: str) -> set[str]:

@@ -6,7 +6,6 @@ patches defects of torchdata's reading service, which `list_patches` lists. The 
 """
 
 import importlib
-import importlib.util
 import signal
 import sys
 import typing
@@ -19,10 +18,12 @@ if sys.orig_argv[1:3] == ["-m", "wds_datapipes"] or "".join(sys.orig_argv[1:2]).
 from wds_datapipes.codecs.crops import CenterCrop, RandomResizedCrop
 from wds_datapipes.codecs.extensions import Continue, handle_extension
 from wds_datapipes.datapipes import graph as _graph
+from wds_datapipes.extras import DATALOADER2 as _DATALOADER2
 from wds_datapipes.extras import require as _require
 from wds_datapipes.foreign_names import explain_name as _explain_name
 from wds_datapipes.io.openers import register_opener
 from wds_datapipes.io.read_limits import ReadLimits
+from wds_datapipes.loading.torchdata_patches.on_import import has_dataloader2 as _has_dataloader2
 from wds_datapipes.loading.torchdata_patches.patches import apply as _apply_patches
 from wds_datapipes.loading.torchdata_patches.patches import list_patches
 from wds_datapipes.on_error.policy import ErrorBudget, read_quarantine
@@ -110,7 +111,7 @@ _LATER = {
 }
 
 
-if not (_graph and importlib.util.find_spec("torchdata") and importlib.util.find_spec("torchdata.dataloader2")):  # type: ignore[truthy-bool]  # None without datapipes
+if not (_graph and _has_dataloader2()):  # type: ignore[truthy-bool]  # None without datapipes
     # For `import *`. The alias keeps type checkers from removing the name unconditionally.
     _visible = __all__
     _visible.remove("ShardReadingService")
@@ -122,7 +123,7 @@ def __getattr__(name: str) -> object:
     if name in _LATER:
         if name == "ShardReadingService":
             purpose = "read with ShardReadingService and DataLoader2 (StatefulShards needs no torchdata)"
-            _require("torchdata.dataloader2", extra="dataloader2", purpose=purpose)
+            _require("torchdata.dataloader2", release=_DATALOADER2, purpose=purpose)
         return getattr(importlib.import_module(_LATER[name]), name)
     message = f"module {__name__!r} has no attribute {name!r}{_explain_name(name)}"
     raise AttributeError(message, name=name, obj=sys.modules[__name__])  # lets Python suggest a similar name

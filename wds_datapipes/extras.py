@@ -1,4 +1,4 @@
-"""Imports of optional packages, with an error that says how to install them."""
+"""Imports of packages that may be missing, with an error that says how to install them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,19 @@ from types import ModuleType
 
 from wds_datapipes.errors import MissingDependencyError
 
+#: The releases of torchdata with ``DataLoader2``, which are installed with this package, and those with
+#: ``torchdata.nodes``, which may replace them.
+DATALOADER2 = "torchdata>=0.7.1,<0.10"
+NODES = "torchdata>=0.10"
 
-def require(module: str, *, extra: str, purpose: str) -> ModuleType:
-    """Import an optional package, or raise an error that says how to install it.
+
+def require(module: str, *, extra: str = "", release: str = "", purpose: str) -> ModuleType:
+    """Import a package that may be missing, or raise an error that says how to install it.
 
     Args:
         module: the name to import, such as ``"msgpack"``.
         extra: the extra of this package that installs it.
+        release: the package to install, if there is no extra.
         purpose: what the package is needed for; completes "... is needed to".
 
     Raises:
@@ -22,7 +28,7 @@ def require(module: str, *, extra: str, purpose: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        advice = f'Install it with: python -m pip install "wds-datapipes[{extra}]"'
+        advice = f'Install it with: python -m pip install "{release or f"wds-datapipes[{extra}]"}"'
         if str(error.name).startswith("torch."):
             advice = "It is installed, and needs a release of PyTorch that has DataPipes"
         raise MissingDependencyError(

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.utils.data import IterDataPipe
+from torch.utils.data import IterDataPipe, MapDataPipe
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
 
 from wds_datapipes import ShardReadingService
 from wds_datapipes.loading.service.service import MultiProcessingService
-from wds_datapipes.loading.torchdata_patches import patches
+from wds_datapipes.loading.torchdata_patches import on_import, patches
 
 #: torchdata has it since 0.8.0.
 HAS_STATEFUL_LOADER = importlib.util.find_spec("torchdata.stateful_dataloader") is not None
@@ -116,7 +116,7 @@ exec(setup)
 logged = []
 logging.getLogger("wds_datapipes").addHandler(handler := logging.Handler())
 handler.emit = lambda record: logged.append(record.getMessage())
-from wds_datapipes.loading.torchdata_patches import patches
+from wds_datapipes.loading.torchdata_patches import on_import, patches
 print(json.dumps([[patch[2:] for patch in patches.list_patches()], logged]))
 """
 
@@ -173,6 +173,65 @@ def test_the_outputs_of_a_fork_still_end_together() -> None:
         assert next(iter(one)) == 0
     with pytest.raises(RuntimeError, match="a new iterator has been created from one of the ChildDataPipes"):
         next(second)
+
+
+#: Prints the modules of torchdata after each step of a program that does not use it, and of one that then does.
+LAZY = """
+import sys
+import wds_datapipes
+from torch.utils.data import DataLoader
+from wds_datapipes import ShardList, StatefulShards, list_patches
+from wds_datapipes.testing import build_shard
+
+def imported():
+    return "torchdata" in sys.modules
+
+if __name__ == "__main__":
+    build_shard("a.tar", [{"__key__": str(n), "cls": str(n)} for n in range(4)])
+    pipe = ShardList("a.tar").shuffle().sharding_filter().load_wds_shards().group_samples().to_tuple("__key__")
+    print(len(list(DataLoader(StatefulShards(pipe), batch_size=None, num_workers=1))), imported())
+    print(hasattr(pipe, "apply_sharding"), hasattr(pipe, "no_such_stage"), imported())
+    print(len(list(pipe.cycle(2))), imported(), all(patch.applied for patch in list_patches()))
+"""
+
+
+def test_torchdata_is_imported_at_its_first_use(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(LAZY)
+    command = [sys.executable, "-W", "error", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout.splitlines() == ["4 False", "False False False", f"8 True {HAS_STATEFUL_LOADER}"]
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "import torchdata",
+        "import torchdata.datapipes.iter",
+        "import wds_datapipes, torchdata.stateful_dataloader",
+        "import wds_datapipes.loading.service.launch",
+        "import wds_datapipes.loading.workers.in_process",
+        "import wds_datapipes.loading.workers.worker",
+        "import wds_datapipes.loading.service.loader",
+        "from wds_datapipes import ShardReadingService",
+    ],
+)
+def test_torchdata_is_patched_whatever_is_imported_first(first: str) -> None:
+    code = f"{first}; import wds_datapipes; from wds_datapipes.loading.torchdata_patches import patches; "
+    code += "print([each.name for each in patches._done.values() if not each.applied], len(patches._done))"
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == ("[] 10\n" if HAS_STATEFUL_LOADER else "['unknown_position'] 10\n")
+
+
+def test_the_names_of_torchdatas_stages_are_known() -> None:
+    registered = {
+        name
+        for kind in (IterDataPipe, MapDataPipe)
+        for name, make in kind.functions.items()
+        if make.__module__.startswith("torchdata")
+    }
+    assert len(registered) > 50
+    assert registered <= on_import.STAGES
 
 
 def test_importing_shows_no_warning(tmp_path: Path) -> None:

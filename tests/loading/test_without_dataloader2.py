@@ -98,7 +98,7 @@ def test_states_are_exchanged_with_a_program_without_dataloader2(
         loader.reading_service.load_state_dict(found["state"])
         assert [[*loader], [*loader]] == [whole[0][CUT:], whole[1]]
 
-    advice = 'python -m pip install "wds-datapipes[dataloader2]"'
+    advice = 'python -m pip install "torchdata>=0.7.1,<0.10"'
     if is_torchs:
         advice = "It is installed, and needs a release of PyTorch that has DataPipes"
     for name in ("service", "check_resume"):

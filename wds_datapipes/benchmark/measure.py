@@ -16,7 +16,7 @@ from wds_datapipes.codecs.images import ImageDecoder
 from wds_datapipes.counters import Skipped, sum_skipped
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import EmptySourceError
-from wds_datapipes.extras import require
+from wds_datapipes.extras import DATALOADER2, require
 from wds_datapipes.loading.report import count_skipped
 from wds_datapipes.pipes import ShardList
 from wds_datapipes.samples.batching import collate_samples
@@ -123,7 +123,7 @@ def measure_shards(urls: Sequence[str], workers: Sequence[int], options: Benchma
         EmptySourceError: the shards have no samples, or none that can be decoded.
         MissingDependencyError: DataLoader2 is not installed.
     """
-    require("torchdata.dataloader2", extra="dataloader2", purpose="measure worker processes")
+    require("torchdata.dataloader2", release=DATALOADER2, purpose="measure worker processes")
     found = ShardBenchmark(len(urls))
     samples = ShardList(list(urls)).load_wds_shards(**options.reading).group_samples(key_rule=options.key_rule)
     examples = list(samples.slice_samples(EXAMPLES))

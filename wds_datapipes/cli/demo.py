@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 
 from wds_datapipes.cli._options import wrong_use
-from wds_datapipes.extras import require
+from wds_datapipes.extras import DATALOADER2, require
 from wds_datapipes.types import Sample
 from wds_datapipes.writing.shard_file import TarWriter
 
@@ -30,7 +30,7 @@ def demo(output_dir: Path = Path("wds-datapipes-demo")) -> None:
     Options:
         --output-dir DIR: The folder for the shards and the script.
     """
-    require("torchdata.dataloader2", extra="demo", purpose="train with DataLoader2")
+    require("torchdata.dataloader2", release=DATALOADER2, purpose="train with DataLoader2")
     with wrong_use("--output-dir: ", OSError):
         output_dir.mkdir(parents=True, exist_ok=True)
     first, *_ = write_photographs(output_dir)

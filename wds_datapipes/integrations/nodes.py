@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 from torch.utils.data import DataLoader
 
 from wds_datapipes.datapipes import IterDataPipe
-from wds_datapipes.extras import require
+from wds_datapipes.extras import NODES, require
 from wds_datapipes.loading.splitting import Distributed
 from wds_datapipes.loading.stateful_dataset.dataset import StatefulShards
 
 if TYPE_CHECKING:
     from torchdata.nodes import BaseNode
 else:
-    BaseNode = require("torchdata.nodes", extra="nodes", purpose="read with PipelineNode").BaseNode
+    BaseNode = require("torchdata.nodes", release=NODES, purpose="read with PipelineNode").BaseNode
 
 #: The key in a state that says whether the node had raised ``StopIteration``.
 EXHAUSTED = "is_exhausted"

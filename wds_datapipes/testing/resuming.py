@@ -11,7 +11,7 @@ from typing import Any
 
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import StateError
-from wds_datapipes.extras import require
+from wds_datapipes.extras import DATALOADER2, require
 from wds_datapipes.testing.stage_contract import same_items
 
 #: A placeholder for a missing item.
@@ -54,7 +54,7 @@ def check_resume(
     """
     if cuts < 2:
         raise ValueError(f"check_resume needs at least 2 cuts, the beginning and the end, not {cuts}")
-    require("torchdata.dataloader2", extra="dataloader2", purpose="check how a pipeline resumes")
+    require("torchdata.dataloader2", release=DATALOADER2, purpose="check how a pipeline resumes")
     from wds_datapipes.loading.torchdata_api import serialize_datapipe
 
     with _loader(make_pipeline(), workers, seed) as loader:

@@ -1,9 +1,9 @@
 """Patches of torchdata and torch, for defects that lose data, hang, repeat an order, or cost time.
 
 torchdata 0.7.1 to 0.9.0 are the last releases with ``DataLoader2`` and its ``MultiProcessingReadingService``, and will
-not be fixed (https://github.com/meta-pytorch/data/issues/1196). Importing ``wds_datapipes`` patches these classes only
-in these releases. ``wds_datapipes.list_patches()`` lists the patches; the environment variable
-``WDS_DATAPIPES_PATCHES=0`` disables them.
+not be fixed (https://github.com/meta-pytorch/data/issues/1196). Once a program has imported ``wds_datapipes`` and
+torchdata, in any order, these classes are patched, only in these releases. ``wds_datapipes.list_patches()`` lists the
+patches; the environment variable ``WDS_DATAPIPES_PATCHES=0`` disables them.
 
 Each patch is one function. The first line of its docstring describes the defect.
 """
@@ -15,12 +15,13 @@ import importlib
 import logging
 import os
 import sys
-import warnings
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from wds_datapipes.arguments import check_call
 from wds_datapipes.errors import StateError
 from wds_datapipes.foreign_names import explain_name
+from wds_datapipes.loading.torchdata_patches.on_import import STAGES, import_stages, on_import, silence_banner
 from wds_datapipes.user_warnings import warn_user
 
 LOGGER = logging.getLogger("wds_datapipes")
@@ -49,12 +50,14 @@ class Patch(NamedTuple):
         return f"{self.name}: {self.fault} [{state}]"
 
 
-#: The patches of this process. They replace attributes of torchdata's modules, which exist once per process.
-_done: list[Patch] = []
+#: The patches of this process, by name. They replace attributes of modules, which exist once per process.
+_done: dict[str, Patch] = {}
 
 
 def list_patches() -> list[Patch]:
     """Return the known defects of torchdata and torch, and whether this process has patched each of them.
+
+    This imports torchdata, if it is installed.
 
     Examples:
         >>> from wds_datapipes import list_patches
@@ -65,25 +68,41 @@ def list_patches() -> list[Patch]:
         >>> [patch.name for patch in list_patches()][8:]
         ['unexplained_names', 'unexplained_batches']
     """
-    return list(_done)
+    apply_to_torchdata()
+    return [_done[patch.__name__] for patch in PATCHES]
 
 
 def apply() -> None:
+    """Patch torch, once per process, and torchdata as soon as it is imported."""
+    if not _done:
+        _apply(TORCH_PATCHES, _unwanted())
+        on_import("torchdata", apply_to_torchdata)
+
+
+def apply_to_torchdata() -> None:
     """Patch torchdata, once per process."""
-    if _done:
-        return
-    unwanted = "WDS_DATAPIPES_PATCHES=0 is set" if os.environ.get("WDS_DATAPIPES_PATCHES") == "0" else ""
-    reason = unwanted or _reason_against()
-    for patches, against in ((DATALOADER2_PATCHES, reason), (OTHER_PATCHES, unwanted)):
-        for patch in patches:
-            reason_here = against
-            try:
-                if not against:
-                    patch()
-            except (ImportError, AttributeError) as error:  # a release without the patched code
-                reason_here = str(error)
-            fault = str(patch.__doc__).partition("\n")[0]
-            _done.append(Patch(patch.__name__, fault, not reason_here, reason_here))
+    if multiprocessing_service.__name__ not in _done:
+        unwanted = _unwanted()
+        _apply(DATALOADER2_PATCHES, unwanted or _reason_against())
+        _apply([unknown_position], unwanted)
+
+
+def _unwanted() -> str:
+    return "WDS_DATAPIPES_PATCHES=0 is set" if os.environ.get("WDS_DATAPIPES_PATCHES") == "0" else ""
+
+
+def _apply(patches: Iterable[Callable[[], None]], against: str) -> None:
+    """Apply patches, unless there is a reason against them."""
+    for patch in patches:
+        reason = against
+        name = patch.__name__
+        _done[name] = Patch(name, str(patch.__doc__).partition("\n")[0], applied=False, reason=reason)
+        try:
+            if not against:
+                patch()
+        except (ImportError, AttributeError) as error:  # a release without the patched code
+            reason = str(error)
+        _done[name] = _done[name]._replace(applied=not reason, reason=reason)
 
 
 def multiprocessing_service() -> None:
@@ -112,9 +131,12 @@ def repeated_order() -> None:
     """
     from torchdata.dataloader2.random import seed_generator
 
-    from wds_datapipes.loading.epoch import draw_seed
+    def draw() -> int:
+        from wds_datapipes.loading.epoch import draw_seed  # may be importing torchdata now
 
-    setattr(seed_generator, "_get_torch_random_seed", draw_seed)
+        return draw_seed()
+
+    setattr(seed_generator, "_get_torch_random_seed", draw)
 
 
 def split_orders() -> None:
@@ -124,9 +146,9 @@ def split_orders() -> None:
     """
     from torchdata.dataloader2 import reading_service
 
-    from wds_datapipes.loading.epoch import seed_stages
-
     def set_graph_random_seed(datapipe: Any, seed_generator: Any) -> Any:
+        from wds_datapipes.loading.epoch import seed_stages  # may be importing torchdata now
+
         seed_stages(datapipe, seed_generator)
         return datapipe
 
@@ -236,21 +258,27 @@ def missing_attribute() -> None:
 def unexplained_names() -> None:
     """After a stage of torch, ``.shuffle(1000)`` and names of other packages fail without naming what to write.
 
-    A failing ``.shuffle()`` also prints an "Exception ignored" of its ``__del__``.
+    A failing ``.shuffle()`` also prints an "Exception ignored" of its ``__del__``. With the patch, the first use
+    of a stage of torchdata imports torchdata, which registers it.
     """
-    from wds_datapipes.datapipes import IterDataPipe, Shuffler
+    from wds_datapipes.datapipes import IterDataPipe, MapDataPipe, Shuffler
 
-    look_up, shuffle = IterDataPipe.__getattr__, IterDataPipe.functions["shuffle"]
+    shuffle = IterDataPipe.functions["shuffle"]
 
-    @functools.wraps(look_up)
-    def __getattr__(self: Any, name: str) -> Any:
-        try:
-            return look_up(self, name)
-        except AttributeError:
-            if not explain_name(name):
-                raise
-            message = f"{type(self).__name__!r} object has no attribute {name!r}{explain_name(name)}"
-            raise AttributeError(message, name=name, obj=self) from None
+    def explained(look_up: Any) -> Any:
+        @functools.wraps(look_up)
+        def __getattr__(self: Any, name: str) -> Any:
+            try:
+                return look_up(self, name)
+            except AttributeError:
+                if name in STAGES and import_stages():
+                    return getattr(self, name)
+                if not explain_name(name):
+                    raise
+                message = f"{type(self).__name__!r} object has no attribute {name!r}{explain_name(name)}"
+                raise AttributeError(message, name=name, obj=self) from None
+
+        return __getattr__
 
     def shuffle_or_explain(source: Any, *arguments: Any, **options: Any) -> Any:
         if arguments:
@@ -261,7 +289,8 @@ def unexplained_names() -> None:
         check_call(".shuffle()", Shuffler.__init__, (None, source), options, hidden=2)
         return shuffle(source, **options)
 
-    setattr(IterDataPipe, "__getattr__", __getattr__)
+    for kind in (IterDataPipe, MapDataPipe):
+        setattr(kind, "__getattr__", explained(kind.__getattr__))
     wrapped = getattr(shuffle, "__wrapped__", shuffle)  # the class, by which stages are named
     IterDataPipe.functions["shuffle"] = functools.update_wrapper(shuffle_or_explain, wrapped, ("__doc__",), ())
 
@@ -293,17 +322,17 @@ def unexplained_batches() -> None:
 
 #: Patches of the releases of torchdata with ``DataLoader2``.
 DATALOADER2_PATCHES = (multiprocessing_service, repeated_order, split_orders, prefetch_threads, endless_passes)
-#: Patches for every release of torch and torchdata that contains the patched code.
-OTHER_PATCHES = (later_passes, unknown_position, missing_attribute, unexplained_names, unexplained_batches)
+#: Patches of torch, for every release that contains the patched code.
+TORCH_PATCHES = (later_passes, missing_attribute, unexplained_names, unexplained_batches)
+#: All patches, in the order of the documentation.
+PATCHES = (*DATALOADER2_PATCHES, later_passes, unknown_position, *TORCH_PATCHES[1:])
 
 
 def _reason_against() -> str:
     """Import torchdata's DataLoader2; return the reason not to patch it, or ""."""
     if sys.platform != "linux":
         return f"the worker processes of this package require Linux, but this is {sys.platform}"
-    with warnings.catch_warnings():
-        banner = r"\n#+\nWARNING!\nThe 'datapipes', 'dataloader2' modules are deprecated"
-        warnings.filterwarnings("ignore", message=banner, category=UserWarning)
+    with silence_banner():
         try:
             importlib.import_module("torchdata.dataloader2")
         except ImportError:
