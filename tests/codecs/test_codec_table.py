@@ -167,3 +167,11 @@ def test_codecs_are_imported_on_first_use_and_never_torch() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert found == "[{'json': 1}]\nFalse wds_decode\n[]\n"
+
+
+@pytest.mark.parametrize(("name", "data", "value"), [("cls", b"7", 7), ("id", b" 7\n", 7), ("json", b"[7]", [7])])
+def test_numbers_and_json_may_begin_with_a_byte_order_mark(name: str, data: bytes, value: object) -> None:
+    (sample,) = wds_decode([{"__key__": "a", name: b"\xef\xbb\xbf" + data}])
+    assert sample[name] == value
+    with pytest.raises(DecodeError, match=r"invalid literal|Expecting value"):
+        list(wds_decode([{"__key__": "a", name: b"\xef\xbb\xbfx"}]))

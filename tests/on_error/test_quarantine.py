@@ -65,6 +65,11 @@ def test_another_file_is_refused(text: str) -> None:
         read_quarantine("bad.jsonl")
 
 
+def test_an_edited_file_may_begin_with_a_byte_order_mark() -> None:
+    Path("bad.jsonl").write_bytes(b"\xef\xbb\xbf" + json.dumps(ITEM._asdict()).encode())
+    assert read_quarantine("bad.jsonl") == [ITEM]
+
+
 def test_a_missing_file_is_reported() -> None:
     with pytest.raises(MissingSidecarError, match=r"bad\.jsonl cannot be read: No such file"):
         read_quarantine("bad.jsonl")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -15,7 +16,7 @@ from wds_datapipes.errors import SampleSourceError
 from wds_datapipes.prepare.sample_spec import FilePart, SampleSpec, Source, UrlPart
 from wds_datapipes.prepare.sources.image_folder import find_images
 from wds_datapipes.prepare.sources.listing import Recipe, resolve_file
-from wds_datapipes.samples.keys import first_dot
+from wds_datapipes.samples.keys import first_dot, last_dot
 
 pytestmark = pytest.mark.usefixtures("folder", "nothing_left")
 
@@ -91,6 +92,14 @@ def test_images_are_those_of_torchvision(classes: dict[str, set[str]]) -> None:
             expected += [(f"{folder}/{file}", label) for file in sorted(files)]
     found = fields_of(find_images(root))
     assert [(fields["png"], int(fields["cls"])) for fields in found.values()] == expected
+
+
+def test_images_that_are_joined_because_of_a_dot_are_recorded() -> None:
+    put("in/v1.2.jpg", "in/v1.3.jpg", "in/a.jpg", "in/a.json", "in/a.seg.png", "in/b.left.jpg")
+    source = find_images("in", has_classes=False, key_rule=first_dot)
+    assert (len(source), source.joined) == (3, [("v1", ("2.jpg", "3.jpg"))])
+    assert find_images("in", has_classes=False, key_rule=last_dot).joined == []
+    assert find_images("in", has_classes=False).joined == []
 
 
 def test_all_files_of_a_key_are_one_sample() -> None:
@@ -176,12 +185,30 @@ def test_the_forms_of_a_recipe() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("a.txt", r"line 'a\.txt', with no source after the name"),
-        ("a text:1", r"line 'a text:1', with a name that is not KEY\.FIELD"),
+        ("a.txt", r"'a\.txt' in line 3, with no source after the name"),
+        ("a text:1", r"'a text:1' in line 3, with a name that is not KEY\.FIELD"),
         (".a.txt text:1", r"a name that is not KEY\.FIELD"),
     ],
 )
 def test_an_invalid_line_of_a_recipe(line: str, message: str) -> None:
-    Path("recipe").write_text(f"0.txt text:1\n{line}\n")
+    Path("recipe").write_text(f"0.txt text:1\n\n{line}\n")
     with pytest.raises(SampleSourceError, match=message):
         fields_of(Recipe("recipe"))
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("b.txt text:1\nb.cls text:2\nb.TXT text:3", r"the sample 'b' of 'recipe' \(lines 2 to 4\) .*'txt'"),
+        ("b.cls -", r"The recipe 'recipe', line 2, has '-', which is a command"),
+    ],
+)
+def test_an_invalid_sample_of_a_recipe_names_its_lines(lines: str, message: str) -> None:
+    Path("recipe").write_text(f"0.txt text:1\n{lines}\n1.txt text:2\n")
+    (error,) = [each for each in Recipe("recipe") if isinstance(each, Exception)]
+    assert re.search(message, str(error), re.IGNORECASE)
+
+
+def test_a_recipe_may_begin_with_a_byte_order_mark() -> None:
+    Path("recipe").write_bytes(b"\xef\xbb\xbfa.txt text:1\n")
+    assert fields_of(Recipe("recipe")) == {"a": {"txt": b"1"}}

@@ -108,7 +108,7 @@ def test_the_requested_number_of_keys_is_remembered() -> None:
 
 NAMES = st.builds(
     lambda folder, key, field: f"{folder}{key}{field}",
-    st.sampled_from(["", "", "", "d/", "a.x/", "__m__/", ".h/"]),
+    st.sampled_from(["", "", "", "d/", "a.x/", "__m__/", ".h/", "./", "./", "././", "./__m__/", "./d/__m__/"]),
     st.sampled_from(["a", "b", "A", "__a__", "._a", ""]),
     st.sampled_from([".x", ".y", ".X", ".x.y", ".x__", ".__key__", ".__URL__", ".", ""]),
 )
@@ -125,7 +125,7 @@ def simply_grouped(
         parsed = []
         for number, name in enumerate(names):
             match = re.fullmatch(r"((?:.*/)?[^./][^./]*)\.([^/]*)", name)
-            if match and not re.match(r"__[^/]*__(\Z|/)", name):
+            if match and not re.match(r"(\./)*__[^/]*__(\Z|/)", name):
                 parsed.append((match[1], match[2].lower() if lowercase else match[2], f"{name}@{number}".encode()))
         groups = [(key, list(files)) for key, files in itertools.groupby(parsed, key=lambda file: file[0])]
         for key, files in groups if whole else groups[:-1]:
@@ -146,6 +146,7 @@ def simply_grouped(
     wanted=st.none() | st.sets(st.sampled_from(["x", "y", "X"])),
 )
 @example(shards=[("1", ["__a__.x", "__a__.x__"], True)], on_duplicate="first", lowercase=True, wanted=None)
+@example(shards=[("1", ["./__a__.x", "./__a__.x__"], True)], on_duplicate="first", lowercase=True, wanted=None)
 @example(shards=[("1", ["a.x"], True)], on_duplicate="first", lowercase=True, wanted={"X"})
 @settings(deadline=None, max_examples=100)
 def test_grouping_agrees_with_a_simple_implementation(

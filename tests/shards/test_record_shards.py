@@ -165,6 +165,21 @@ def test_a_bad_value_is_skipped_alone_if_its_end_is_known() -> None:
         read("a.msgpack")
 
 
+MARK = b"\xef\xbb\xbf"
+
+
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_a_byte_order_mark_is_no_part_of_a_line(end: bytes) -> None:
+    lines = [MARK + b'{"n": 1}', b'{"n": 2}', MARK + b'{"n": 3}', MARK, MARK + b'{"n": ', MARK + b'{"n": 4}' + end]
+    Path("a.jsonl").write_bytes(b"\n".join(lines))
+    assert [(sample["__key__"], sample["n"]) for sample in read("a.jsonl", on_error="skip")] == [
+        (f"{len(b''.join(lines[:number])) + number:012d}", n) for number, n in ((0, 1), (1, 2), (2, 3), (5, 4))
+    ]
+    Path("a.jsonl").write_bytes(MARK + b'{"n": 1}\n' + MARK + b'{"n": ')
+    with pytest.raises(TruncatedShardError):
+        read("a.jsonl")
+
+
 def test_a_bad_line_is_skipped_alone_and_empty_ones_do_not_matter() -> None:
     bad = [b"[1]\r\n \n", b"7\n", b"null\n", b"{]\n", b'{"a": "\xff"}\n', b'{"__key__": []}']
     good = [json.dumps(sample).encode() + b"\n" for sample in SAMPLES[:6]]

@@ -22,11 +22,11 @@ import psutil
 import pytest
 from process_stacks import runs
 
-from wds_datapipes import ShardList, TarWriter, last_dot
+from wds_datapipes import ReadLimits, ShardList, TarWriter, last_dot
 from wds_datapipes.errors import EncodeError, ShardWriteError, TruncatedShardError
 from wds_datapipes.io.sinks import LocalSink
 from wds_datapipes.tar.reader import read_members
-from wds_datapipes.writing import ShardInfo
+from wds_datapipes.writing import ShardInfo, packers
 
 SAMPLE = {"__key__": "a", "__url__": "elsewhere.tar", "txt": "a cat", "cls": 7}
 LARGE = {"__key__": "large", "bin": bytes(3 << 20)}
@@ -515,3 +515,39 @@ def test_an_error_of_a_file_system_is_raised(memory: Any, monkeypatch: pytest.Mo
     with pytest.raises(ShardWriteError, match=r"memory://d/s.tar cannot be written: OSError: the store is full, after"):
         shard.close()
     assert list(memory.store) == []
+
+
+@pytest.mark.parametrize("letter", ["x", "é"])
+def test_a_name_that_readers_refuse_is_not_written(letter: str) -> None:
+    longest = letter * ((4096 - len(".txt")) // len(letter.encode()))
+    with TarWriter("s.tar") as shard:
+        shard.write({"__key__": longest, "txt": "a"})
+        with pytest.raises(EncodeError, match=r"cannot be written: its name has 4,09[78] bytes, .* at most 4,096"):
+            shard.write({"__key__": longest + letter, "txt": "a"})
+        with pytest.raises(EncodeError, match="its name has 4,"):
+            shard.write({"__key__": "k", longest + letter + "xx": b"a"})
+    assert [sample["__key__"] for sample in ShardList("s.tar").load_wds_shards().group_samples()] == [longest]
+    with TarWriter("unchecked.tar", key_rule=None) as shard:
+        shard.write({"__key__": longest + letter, "txt": "a"})
+    limits = ReadLimits(name_bytes=5000)
+    assert len(list(ShardList("unchecked.tar").load_wds_shards(limits=limits))) == 1
+
+
+def test_data_that_readers_refuse_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packers, "DEFAULT_LIMITS", ReadLimits(member_bytes=1000))
+    monkeypatch.setattr(packers, "TOO_LARGE", 1000)  # as both are 8 GiB
+    with TarWriter("s.tar") as shard:
+        shard.write({"__key__": "a", "bin": bytes(1000)})
+        with pytest.raises(
+            EncodeError, match=r"'b\.bin' cannot be written: its data has 1,001 bytes, .* at most 1,000"
+        ):
+            shard.write({"__key__": "b", "bin": bytes(1001)})
+
+
+@pytest.mark.parametrize("key", ["./__meta__/a", "././__meta__/a", "./__meta__"])
+def test_a_key_that_is_read_as_metadata_is_not_written(key: str) -> None:
+    with TarWriter("s.tar") as shard:
+        shard.write({"__key__": "./__a__", "txt": "a"})
+        with pytest.raises(EncodeError, match="would belong to no sample"):
+            shard.write({"__key__": key, "x__": b"a"})
+    assert [sample["__key__"] for sample in ShardList("s.tar").load_wds_shards().group_samples()] == ["./__a__"]

@@ -14,7 +14,7 @@ from wds_datapipes.cli._declaration import Natural
 from wds_datapipes.cli._options import SampleArguments, load_function, parse_decoders, wrong_use
 from wds_datapipes.cli._report import print_error, report_shards
 from wds_datapipes.cli.copy import WriteArguments
-from wds_datapipes.errors import MissingSidecarError
+from wds_datapipes.errors import MissingSidecarError, plural
 from wds_datapipes.index.manifest import Manifest, write_manifest
 from wds_datapipes.io.compression.formats import strip_shard_suffix
 from wds_datapipes.io.openers import local_path, redact, split_scheme
@@ -158,12 +158,22 @@ def create_from(open_source: Callable[[Faults], Source], options: CreateArgument
     if left_out:
         counts = ", ".join(f"{name} {count:,}" for name, count in sorted(left_out.items()))
         print_error(counts, "Ignored files that are not images")
+    joined = source.joined if isinstance(source, ImageFiles) else []
+    if joined:
+        stem, endings = joined[0]
+        files = " and ".join(f"{stem}.{each}" for each in endings[:2])
+        print_error(
+            f"{plural(len(joined), 'sample')} of images whose names have several dots, such as {stem!r} of {files}. If "
+            "each image is a sample, pass --key-rule last-dot",
+            "Joined by the first dot",
+        )
     facts = {
         "samples": sum(info.samples for info in shards),
         "held": sum(not shard.is_new for shard in made),
         "classes": redact(class_list) or None,
         "manifest": redact(options.manifest) or None,
         "left_out": left_out,
+        "joined": len(joined),
     }
     report_shards(made if output != "-" else [], faults, as_json=options.json, facts=facts)
     if options.json or output == "-":

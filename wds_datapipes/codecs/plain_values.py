@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import operator
 import pickle
+from codecs import BOM_UTF8
 from functools import cache, partial
 from types import ModuleType
 from typing import Any, cast
@@ -16,6 +17,16 @@ from wds_datapipes.extras import require
 ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 #: The newest pickle protocol that all supported Python versions read, fixed for reproducible bytes.
 PROTOCOL = 5
+
+
+def decode_integer(data: bytes) -> int:
+    """Decode decimal text, which may begin with a byte order mark."""
+    try:
+        return int(data)
+    except ValueError:
+        if data.startswith(BOM_UTF8):
+            return int(data[len(BOM_UTF8) :])
+        raise
 
 
 def encode_integer(value: Any) -> bytes:
@@ -75,8 +86,8 @@ def _cbor() -> ModuleType:
     return require("cbor2", extra="cbor", purpose="decode and encode cbor fields")
 
 
-#: Decimal text, which may be surrounded by whitespace.
-integer = Codec(int, encode_integer, "an int, or an integer of NumPy or torch without dimensions")
+#: Decimal text, which may be surrounded by whitespace, after an optional byte order mark.
+integer = Codec(decode_integer, encode_integer, "an int, or an integer of NumPy or torch without dimensions")
 #: UTF-8; newlines, whitespace and a byte order mark are kept.
 text = Codec(bytes.decode, encode_text, "a str")
 #: Decoded from UTF-8, UTF-16 or UTF-32, with or without a byte order mark.

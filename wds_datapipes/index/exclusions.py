@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from codecs import BOM_UTF8
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -112,7 +113,8 @@ def _items_of(exclude: Exclude, storage_options: Mapping[str, Any] | None) -> li
         url = os.fspath(exclude)
 
         def read(_: object) -> list[str]:
-            lines = read_sidecar(url, storage_options).decode("utf-8", "surrogateescape").split("\n")
+            text = read_sidecar(url, storage_options).removeprefix(BOM_UTF8)
+            lines = text.decode("utf-8", "surrogateescape").split("\n")
             return [key for line in lines if (key := line.rstrip("\r"))]
 
         return share_on_host(f"reads {redact(url)}", read, url, storage_options)

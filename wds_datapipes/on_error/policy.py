@@ -308,7 +308,7 @@ def read_quarantine(path: str | os.PathLike[str]) -> list[SkippedItem]:
         CorruptSidecarError: the file is not a quarantine file.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
     except OSError as error:
         raise MissingSidecarError(f"The quarantine file {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -10,7 +10,7 @@ from wds_datapipes.errors import DuplicateKeyError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError
 from wds_datapipes.redaction import short_repr
-from wds_datapipes.samples.keys import KeyRule, first_dot, is_meta
+from wds_datapipes.samples.keys import META_STARTS, KeyRule, first_dot, is_meta
 from wds_datapipes.shards.loading import ShardMembers
 from wds_datapipes.shards.position import NextPosition, Progress
 from wds_datapipes.types import MemberTuple, Sample, Shard
@@ -115,7 +115,7 @@ class SampleGrouping:
                     member_key, _, raw_field = name.partition(".")
                     field = names.get(raw_field, "") if by_first_dot and name[:1] != "_" else ""
                     if field == "" or member_key[-1:] in ("", "/"):
-                        parts = None if name[:2] == "__" and is_meta(name) else key_rule(name)
+                        parts = None if name[:2] in META_STARTS and is_meta(name) else key_rule(name)
                         if parts is None:
                             continue
                         member_key, raw_field = parts
@@ -127,7 +127,7 @@ class SampleGrouping:
                             yield sample
                         key, start, offsets = member_key, offset, []
                         # If the key looks like a meta member's, names with this prefix may be meta members.
-                        prefix = f"{key}." if by_first_dot and key[:2] != "__" else NO_NAME
+                        prefix = f"{key}." if by_first_dot and key[:2] != "__" and "/__" not in key else NO_NAME
                         skip = len(prefix)
                         sample = empty.copy()
                         sample["__key__"] = key

@@ -13,6 +13,10 @@ KeyRule: TypeAlias = Callable[[str], "tuple[str, str] | None"]
 """Maps a member's name to ``(key, field)``, or to ``None`` if the file belongs to no sample."""
 
 
+#: The beginnings of names for which `is_meta` may be true.
+META_STARTS = frozenset({"__", "./"})
+
+
 def check_key_rule(key_rule: object) -> None:
     """Raise TypeError unless an argument is a function."""
     if not callable(key_rule):
@@ -58,7 +62,11 @@ def is_meta(name: str) -> bool:
 
     >>> is_meta("__index__"), is_meta("__meta__/classes.json"), is_meta("d/__meta__"), is_meta("__a__.txt")
     (True, True, False, False)
+    >>> is_meta("./__meta__/classes.json")  # as in an archive of "tar -C folder ."
+    True
     """
+    while name.startswith("./"):
+        name = name[2:]
     first = name.partition("/")[0]
     return len(first) >= 4 and first.startswith("__") and first.endswith("__")
 

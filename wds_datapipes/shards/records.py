@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, ClassVar, Literal, NamedTuple, TypeAlias
@@ -224,7 +225,10 @@ class RecordFormat(NamedTuple):
 
 
 def split_json_lines(window: bytes, is_end: bool) -> Iterator[tuple[int, Any]]:
-    """Split JSON lines in UTF-8. The last line needs no line break if its value is complete."""
+    """Split JSON lines in UTF-8. The last line needs no line break if its value is complete.
+
+    A line may begin with a byte order mark, which editors write, and of which joined files have several.
+    """
     at = 0
     while at < len(window):
         end = window.find(b"\n", at) + 1 or len(window)
@@ -235,11 +239,21 @@ def split_json_lines(window: bytes, is_end: bool) -> Iterator[tuple[int, Any]]:
         try:
             value = json.loads(str(line, "utf-8")) if not line.isspace() else BLANK
         except ValueError as error:
-            if not is_whole:
+            value = _parse_marked(line, error)
+            if value is error and not is_whole:
                 return  # it may be truncated
-            value = error
         yield end, value
         at = end
+
+
+def _parse_marked(line: bytes, error: ValueError) -> Any:
+    """Return the value of a line that begins with a byte order mark, or the error of any other line."""
+    if not line.startswith(BOM_UTF8):
+        return error
+    try:
+        return json.loads(str(line, "utf-8-sig")) if line[len(BOM_UTF8) :].strip() else BLANK
+    except ValueError:
+        return error
 
 
 def split_msgpack(window: bytes, is_end: bool) -> Iterator[tuple[int, Any]]:  # noqa: ARG001  a record has its own end

@@ -8,8 +8,9 @@ from typing import NamedTuple, TypeAlias
 from wds_datapipes.codecs import describe_value
 from wds_datapipes.codecs.encoding import EncoderChain, FieldEncoder
 from wds_datapipes.errors import EncodeError
+from wds_datapipes.io.read_limits import DEFAULT_LIMITS
 from wds_datapipes.samples.fields import PADDING_MARK
-from wds_datapipes.samples.keys import KeyRule, check_key_rule, first_dot, is_meta
+from wds_datapipes.samples.keys import META_STARTS, KeyRule, check_key_rule, first_dot, is_meta
 from wds_datapipes.tar.header_writer import NAME_BYTES, PADDING, TOO_LARGE, HeaderWriter
 from wds_datapipes.tar.headers import BLOCK
 from wds_datapipes.types import Sample
@@ -114,7 +115,7 @@ class TarSamplePacker:
         key = key_of(encoded)
         if self._rule is not None:
             self._check_key(key, self._rule)
-            if key[:2] == "__":
+            if key[:2] in META_STARTS:
                 self._check_marks(key, encoded)
         if not self._keep_meta:
             refuse_padding(key, sample)
@@ -138,6 +139,8 @@ class TarSamplePacker:
                 parts += self._headers.plain(raw_key + suffix, size)
                 at += BLOCK
             else:
+                if self._rule is not None:
+                    _check_limits(f"{key}.{field}", size)
                 try:
                     header = self._headers.header(f"{key}.{field}", size)
                 except UnicodeEncodeError as error:
@@ -213,4 +216,17 @@ class TarSamplePacker:
             raise EncodeError(
                 f"The field {field!r} of sample {key!r} cannot be written: it would be read back as {read}. Field "
                 f"names are lower case and have no slash"
+            )
+
+
+def _check_limits(name: str, size: int) -> None:
+    """Raise an error if a member would be beyond the limits that readers have by default."""
+    length = len(name.encode("utf-8", "surrogatepass"))
+    for limit, found, what in (("name_bytes", length, "its name"), ("member_bytes", size, "its data")):
+        most = getattr(DEFAULT_LIMITS, limit)
+        if found > most:
+            raise EncodeError(
+                f"The file {name[:100]!r} cannot be written: {what} has {found:,} bytes, and readers accept at most "
+                f"{most:,}. Write less; or pass key_rule=None to skip the check, and read with "
+                f"limits=ReadLimits({limit}={found})"
             )

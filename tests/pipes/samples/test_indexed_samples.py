@@ -356,7 +356,7 @@ def test_excluded_samples_are_replaced_or_left_out(
 ) -> None:
     gone = {"0-0", "3-29", *(f"4-{n}" for n in range(12))}
     if exclude == "keys.txt":
-        (tmp_path / exclude).write_text("".join(f"{key}\r\n" for key in sorted(gone)))
+        (tmp_path / exclude).write_text("".join(f"{key}\r\n" for key in sorted(gone)), "utf-8-sig")
         exclude = tmp_path / exclude
     options: dict[str, Any] = {"order": order, "remainder": remainder, "global_batch_size": 8}
     every = keys(IndexedSamples(manifest, **options).set_seed(3))

@@ -35,6 +35,7 @@ class ImageFiles:
     Attributes:
         files: the files of all samples in order, relative to the root.
         left_out: the number of ignored files, by extension.
+        joined: the samples of several images whose names all have another dot, and may be samples of their own.
     """
 
     def __init__(self, root: str, classes: Sequence[str] | None) -> None:
@@ -42,6 +43,7 @@ class ImageFiles:
         self.classes = None if classes is None else list(classes)
         self.left_out: Counter[str] = Counter()
         self.files: list[Files] = []
+        self.joined: list[Files] = []
         self._labels = array("l")
 
     def add(self, files: Files, label: int = -1) -> None:
@@ -159,7 +161,10 @@ def _select_files(
         else:
             found.left_out[f".{ending.lower()}" if dot else "without an ending"] += 1
     for stem, some in grouped.items():
-        if any(ending.lower().rpartition(".")[2] in wanted for ending in some):
+        images = [ending for ending in some if ending.lower().rpartition(".")[2] in wanted]
+        if images:
+            if len(images) > 1 and all("." in ending for ending in images):
+                found.joined.append((stem, tuple(images)))
             yield stem, tuple(some)
         else:
             path = f"{found.root}/{stem}.{some[0]}"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import groupby
-from operator import itemgetter
-from typing import BinaryIO
+from operator import attrgetter
+from typing import BinaryIO, NamedTuple
 
 from wds_datapipes.errors import SampleSourceError, ShardOpenError
 from wds_datapipes.io.openers import local_path, split_scheme
@@ -59,6 +60,15 @@ def resolve_file(name: str, root: str, location: str) -> FilePart | UrlPart:
     return FilePart(path) if scheme or path.startswith("/") else UrlPart(f"{root.rstrip('/')}/{path}")
 
 
+class RecipeLine(NamedTuple):
+    """A line of a recipe: its number, the key and the field of the file, and its source."""
+
+    number: int
+    key: str
+    field: str
+    source: str
+
+
 class Recipe:
     """Reads the samples of a recipe for ``tarp create``.
 
@@ -82,28 +92,40 @@ class Recipe:
     def __iter__(self) -> Iterator[SampleSpec | Exception]:
         """Yield the spec of each sample, or an error if a field is repeated or a source is invalid."""
         with open_listing(self._path) as stream:
-            lines = (line for raw in stream if (line := raw.decode("utf-8", "surrogateescape")).strip())
-            for key, parsed in groupby(map(self._parse_line, lines), itemgetter(0)):
-                location = f"the sample {key!r} of {self._path!r}"
+            for key, parsed in groupby(map(self._parse_line, _numbered_lines(stream)), attrgetter("key")):
+                lines = list(parsed)
+                first, last = lines[0].number, lines[-1].number
+                where = f"line {first}" if first == last else f"lines {first} to {last}"
+                location = f"the sample {key!r} of {self._path!r} ({where})"
                 try:
-                    fields = [(field, self._part(source)) for _, field, source in parsed]
+                    fields = [(each.field, self._part(each)) for each in lines]
                     yield make_spec(key, fields, location, location)
                 except SampleSourceError as error:
                     yield error
 
-    def _parse_line(self, line: str) -> tuple[str, str, str]:
+    def _parse_line(self, numbered: tuple[int, str]) -> RecipeLine:
         """Split a line into key, field and source."""
+        number, line = numbered
         name, source = [*line.strip("\r\n").split(None, 1), "", ""][:2]
         found = self._rule(name)
         if found is None or not source:
             problem = "no source after the name" if found is not None else "a name that is not KEY.FIELD"
             shown = f"{name} {redact(source)}".strip()
-            raise SampleSourceError(f"The recipe {self._path!r} has the line {shown!r}, with {problem}. Fix it")
-        return found[0], found[1].lower(), source
+            raise SampleSourceError(f"The recipe {self._path!r} has {shown!r} in line {number}, with {problem}. Fix it")
+        return RecipeLine(number, found[0], found[1].lower(), source)
 
-    def _part(self, source: str) -> Part:
+    def _part(self, line: RecipeLine) -> Part:
+        source = line.source
         if source.startswith("text:"):
             return source.removeprefix("text:").encode("utf-8", "surrogateescape")
         if source.startswith("pipe:"):
             return UrlPart(source)
-        return resolve_file(source, self._root, f"The recipe {self._path!r}")
+        return resolve_file(source, self._root, f"The recipe {self._path!r}, line {line.number},")
+
+
+def _numbered_lines(stream: BinaryIO) -> Iterator[tuple[int, str]]:
+    """Yield the lines that are not empty, and their numbers; a byte order mark is no part of the first one."""
+    for number, raw in enumerate(stream, 1):
+        line = raw.removeprefix(BOM_UTF8 if number == 1 else b"").decode("utf-8", "surrogateescape")
+        if line.strip():
+            yield number, line
