@@ -15,7 +15,7 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import FileLister, IterableWrapper
 from users_stages import Buckets
 
-from wds_datapipes import ErrorBudget, IndexedSamples, ShardList
+from wds_datapipes import ErrorBudget, IndexedSamples, ShardList, Stage
 from wds_datapipes.index import EpochOptions, Manifest, build_indexes, read_manifest, write_manifest
 from wds_datapipes.testing import build_shard
 
@@ -40,6 +40,24 @@ class Sorted(Buckets):
         self.held.sort(key=lambda each: key_of(each[1]))
         while self.held:
             yield self.held.pop(0)[1]
+
+
+class Flaky(Stage[Any]):
+    """Drops each sample that a later stage held back the first time that it is read again."""
+
+    is_stateless = True
+
+    def __init__(self, source: Pipe) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        seen = set[str]()
+        for each in self.source:
+            tries_again = self.counters.is_tried_again
+            if tries_again is not None and each["__key__"] not in seen and tries_again():
+                seen.add(each["__key__"])
+                continue
+            yield each
 
 
 def tagged(each: dict[str, Any]) -> dict[str, Any]:
@@ -67,10 +85,12 @@ def policy(name: str) -> Any:
     return ErrorBudget(max_errors=100) if name == "budget" else getattr(webdataset, name, name)
 
 
-def indexed(name: str, sizes: tuple[int, ...], size: int | None, remainder: Any, order: Any) -> Pipe:
+def indexed(
+    name: str, sizes: tuple[int, ...], size: int | None, remainder: Any, order: Any, excluded: tuple[str, ...]
+) -> Pipe:
     shards: Any = read_manifest(f"{name}.json") if len(sizes) % 4 else f"{name}-{{0..{len(sizes) - 1}}}.tar"
     lanes = 2 if size and order != "sequential" and len(sizes) % 2 else 1
-    window = EpochOptions(window_shards=2)
+    window = EpochOptions(window_shards=2, exclude=excluded or None)
     return IndexedSamples(shards, global_batch_size=size, lanes=lanes, remainder=remainder, order=order, epoch=window)
 
 
@@ -104,6 +124,7 @@ STAGES: dict[str, Any] = {
     "torch_shuffle": lambda pipe, size: pipe.shuffle(buffer_size=size),
     "prefetch": lambda pipe, size: pipe.prefetch(size),
     "own": Own,
+    "flaky": Flaky,
     "sorted": Sorted,
     "shuffle_samples": lambda pipe, size, initial: pipe.shuffle_samples(size, initial=initial),
     "tag": lambda pipe: pipe.map_samples(tagged),

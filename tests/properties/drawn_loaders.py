@@ -30,11 +30,12 @@ class Run:
     """The work of each rank: several epochs with a loader, which saves its state at the cuts.
 
     Attributes:
-        broken: the number of items after which the first epoch is interrupted, if at all.
+        broken: the numbers of items after which the loop leaves the first epochs.
         format: the format of the saved states.
         files: the states to load, one per rank, or none.
         loaded: the format of the loaded states.
         is_resharded: whether the loaded states come from a different number of ranks or workers.
+        is_distributed: whether a single rank is said to be rank 0 of 1.
     """
 
     steps: Steps
@@ -45,11 +46,17 @@ class Run:
     options: Options
     epochs: int
     cuts: tuple[tuple[int, int], ...] = ()
-    broken: int | None = None
+    broken: tuple[int, ...] = ()
     format: str = "pickle"
     files: list[bytes] | None = None
     loaded: str = "pickle"
     is_resharded: bool = False
+    is_distributed: bool = False
+
+    @property
+    def distributed(self) -> Any:
+        """The ranks of a loader: those of the process group, or this one of one."""
+        return (0, 1) if self.is_distributed and self.topology.ranks == 1 else None
 
 
 class Loader(NamedTuple):
@@ -101,7 +108,7 @@ def open_ours(run: Run, file: bytes | None) -> Iterator[Loader]:
         run.topology.workers,
         worker_prefetch_cnt=ahead,
         main_prefetch_cnt=ahead,
-        distributed=run.topology.ranks > 1,
+        distributed=run.distributed or run.topology.ranks > 1,
         timeout_s=LIMIT_S,
     )
     with DataLoader2(build(run.steps), reading_service=service) as loader:
@@ -113,7 +120,7 @@ def open_ours(run: Run, file: bytes | None) -> Iterator[Loader]:
 
 
 def open_data_set(run: Run, file: bytes | None) -> Iterator[Loader]:
-    data = StatefulShards(build(run.steps), seed=run.seed)
+    data = StatefulShards(build(run.steps), seed=run.seed, distributed=run.distributed)
     kind: Any = StatefulDataLoader if run.loader == "StatefulDataLoader" else DataLoader
     size, drop_last = run.batch or (None, False)
     workers, options = run.topology.workers, run.options

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any, NamedTuple
 
-from pipeline_model import Steps, ends_early, others_of, population, splits
+from pipeline_model import Steps, ends_early, others_of, population, shards_of, splits
 
 
 class Topology(NamedTuple):
@@ -32,7 +32,12 @@ class Options(NamedTuple):
 
 
 class Case(NamedTuple):
-    """One case: a pipeline in a loader, the cuts at which it is interrupted, and how it is resumed."""
+    """One case: a pipeline in a loader, the cuts at which it is interrupted, and how it is resumed.
+
+    Attributes:
+        broken: the numbers of items after which the loop leaves the first epochs, if at all.
+        distributed: whether a single rank is said to be rank 0 of 1, when it saves and when it resumes.
+    """
 
     seed: int
     steps: Steps
@@ -47,8 +52,9 @@ class Case(NamedTuple):
     then: int
     second_format: str
     last: Topology
-    broken: int | None
+    broken: tuple[int, ...]
     options: Options
+    distributed: tuple[bool, bool]
 
 
 def names_of(steps: Steps) -> list[str]:
@@ -88,7 +94,7 @@ def must_resume(steps: Steps) -> bool:
 #: Steps of pipelines that other ranks and workers can resume.
 RESHARDED = {
     "indexed", "list", "shuffle", "split", "load", "load_records", "shuffle_samples", "tag",
-    "keep", "draw", "decode", "select", "to_tuple", "key", "batch", "buckets", "mix", "sorted",
+    "keep", "flaky", "draw", "decode", "select", "to_tuple", "key", "batch", "buckets", "mix", "sorted",
 }  # fmt: skip
 
 
@@ -159,8 +165,9 @@ def draw_case(seed: int) -> Case:
         then=rng.choice([0, 1, 3, 8, 1000]),
         second_format=rng.choice(second),
         last=last,
-        broken=rng.randint(1, 9) if rng.random() < 0.15 else None,
+        broken=tuple(rng.randint(1, 9) for _ in range(rng.randint(1, 2))) if rng.random() < 0.25 else (),
         options=options,
+        distributed=(rng.random() < 0.3, rng.random() < 0.3),
     )
 
 
@@ -193,7 +200,7 @@ def has_each_pass(steps: Steps) -> bool:
     """Whether all passes over a source yield something, so that a stage that restarts it makes progress."""
     drops = any(step[0] in ("slice", "rsample", "mux", "zip") or step[::2] == ("batch", True) for step in steps)
     # Workers take whole batches, and the same ones in each pass.
-    few = any(sum(step[2]) < WORKERS * (step[3] or 2) for step in steps if step[0] == "indexed")
+    few = any(step[6] or sum(step[2]) < WORKERS * (step[3] or 2) for step in steps if step[0] == "indexed")
     is_uneven = "indexed" in names_of(steps) and "keep" in names_of(steps)
     is_uneven |= mixes_until(steps, "first")  # one of its sources may be empty
     return bool(population(steps)) and not (drops or few or is_uneven or ends_early(steps))
@@ -232,7 +239,7 @@ def draw_source(rng: Random, name: str) -> Steps:
     if place == "samples":
         steps += (("split",),)
     if rng.random() < 0.15:
-        steps += draw_step(rng, rng.choice(["keep", "shuffle_samples"]))
+        steps += draw_step(rng, rng.choice(["keep", "flaky", "shuffle_samples"]))
     return steps
 
 
@@ -240,7 +247,11 @@ def draw_indexed(rng: Random, name: str, sizes: tuple[int, ...]) -> Steps:
     """Draw a dataset that is read by its indexes, with at least one global batch for two ranks."""
     remainder, size = rng.choice(["drop", "drop", "pad", "keep"]), rng.choice([None, 2, 4, 6, 12])
     sizes = (*sizes, max((size or 2) - sum(sizes), 1))
-    return (("indexed", name, sizes, size, remainder, rng.choice(["global", "window", "sequential"])),)
+    order, excluded = rng.choice(["global", "window", "sequential"]), list[str]()
+    if remainder == "keep" and rng.random() < 0.6:  # in their places, others would come, and the model knows no order
+        keys = [each["__key__"] for shard in shards_of(name, sizes) for each in shard]
+        excluded = rng.sample(keys, rng.randint(0, len(keys) // 2))
+    return (("indexed", name, sizes, size, remainder, order, tuple(excluded)),)
 
 
 def draw_damage(rng: Random, sizes: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
@@ -273,9 +284,10 @@ def draw_step(rng: Random, name: str) -> Steps:
 
 #: The stages after a source, in their order, each with its probability.
 LATER = [
-    ("tag", 0.2), ("keep", 0.2), ("slice", 0.08), ("shuffle_samples", 0.5), ("sorted", 0.08), ("draw", 0.15),
-    ("own", 0.04), ("torch_shuffle", 0.04), ("prefetch", 0.04),
-    ("decode", 0.5), ("shuffle_samples", 0.05), ("rsample", 0.05), ("compose", 0.05), ("select", 0.1),
+    ("tag", 0.2), ("flaky", 0.2), ("keep", 0.2), ("slice", 0.08), ("flaky", 0.1), ("shuffle_samples", 0.5),
+    ("flaky", 0.1), ("sorted", 0.08), ("draw", 0.15), ("own", 0.04), ("torch_shuffle", 0.04), ("prefetch", 0.04),
+    ("decode", 0.5), ("flaky", 0.1), ("shuffle_samples", 0.05), ("rsample", 0.05), ("flaky", 0.1), ("compose", 0.05),
+    ("select", 0.1),
 ]  # fmt: skip
 
 

@@ -79,7 +79,7 @@ def note_epoch(answer: Answer, run: Run, epoch: int, loader: Loader) -> None:
     items: list[Any] = []
     iterator: Iterator[Any] | None = None
     has_ended = False
-    end = (epoch, (0 if run.broken is None or epoch else run.broken) or sys.maxsize)
+    end = (epoch, run.broken[epoch] if epoch < len(run.broken) else sys.maxsize)
     for cut in [*(cut for cut in run.cuts if cut[0] == epoch), end]:
         while not has_ended and len(items) < cut[1]:
             iterator = loader.epoch() if iterator is None else iterator

@@ -94,8 +94,10 @@ def one_pass(steps: Steps, place: Place, turn: int) -> Iterator[Any]:
         yield from applied(steps[-1:], one_pass(source, place, turn))
 
 
-def indexed(place: Place, name: str, sizes: tuple[int, ...], size: int | None, remainder: str, _: str) -> Iterator[Any]:
-    """Yield the share of one process in the global batches of a dataset, in order."""
+def indexed(
+    place: Place, name: str, sizes: tuple[int, ...], size: int | None, remainder: str, _: str, excluded: tuple[str, ...]
+) -> Iterator[Any]:
+    """Yield the share of one process in the global batches of a dataset, in order, without the excluded samples."""
     items = [each for shard in shards_of(name, sizes) for each in shard]
     size, count = size or place.ranks, len(items)
     if remainder == "drop":
@@ -109,7 +111,8 @@ def indexed(place: Place, name: str, sizes: tuple[int, ...], size: int | None, r
         items = [{**each, "__padding__": is_copy} for is_copy in copies for each in items]
     for number in range(place.worker * size, len(items), place.workers * size):
         batch = items[number : number + size]
-        yield from batch[len(batch) * place.rank // place.ranks : len(batch) * (place.rank + 1) // place.ranks]
+        part = batch[len(batch) * place.rank // place.ranks : len(batch) * (place.rank + 1) // place.ranks]
+        yield from (each for each in part if each["__key__"] not in excluded)
 
 
 def in_turn(sources: Iterable[Iterable[Any]], stop: str = "all") -> Iterator[Any]:
@@ -234,7 +237,7 @@ def known(steps: Steps) -> str:
             found = "drawn"
         elif name == "rsample":
             found = max(found, "within", key=DEGREES.index)
-        elif name == "indexed" and arguments[-1] != "sequential":
+        elif name == "indexed" and arguments[4] != "sequential":
             found = max(found, "bag" if arguments[3] == "keep" else "within", key=DEGREES.index)
         elif name == "slice" or (name == "batch" and arguments[1]):
             found = "within" if found == "bag" else found
@@ -258,7 +261,7 @@ def uncut(steps: Steps) -> Steps:
         if name in ("mix", "mux"):
             left.append(("mix", None, "all", *map(uncut, arguments[2:])))
         elif name == "indexed":
-            left.append((name, *arguments[:3], "any" if arguments[3] == "pad" else "keep", arguments[4]))
+            left.append((name, *arguments[:3], "any" if arguments[3] == "pad" else "keep", *arguments[4:]))
         elif name == "load":
             left.append((name, *arguments[:1]))
         elif name == "batch":

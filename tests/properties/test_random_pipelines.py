@@ -94,10 +94,11 @@ def check_case(case: Case, folder: Path) -> str:
         return "refused pipelines"
     check_epochs(case, case.topology, [answer.epochs for answer in whole], "an undisturbed run")
     saving = replace(run, loader=case.loader, cuts=case.cuts if is_stateful else (), format=case.format)
+    saving = replace(saving, is_distributed=case.distributed[0])
     again = run_on_ranks(saving, folder)
     for rank, (first, second) in enumerate(zip(whole, again, strict=True)):
         same(second.epochs, first.epochs, f"rank {rank} of a second run by {case.loader}")
-    if case.broken is not None and case.loader != "pipeline":
+    if case.broken and case.loader != "pipeline":
         check_broken(case, replace(run, loader=case.loader), whole, folder)
     if not is_stateful:
         return "loaders without a state"
@@ -105,17 +106,37 @@ def check_case(case: Case, folder: Path) -> str:
 
 
 def check_broken(case: Case, run: Run, whole: list[Answer], folder: Path) -> None:
-    """Check that the epoch after an interrupted one is the next one, or continues the stream."""
+    """Check that the epoch after those that the loop left is the next one, or continues the stream; and its state."""
     is_stream = "with_epoch" in names_of(case.steps)
     keeps_place = case.topology.workers == 0 or (case.loader == "StatefulShards" and case.topology.workers == 1)
     if is_stream and not (keeps_place and case.batch is None):
         return
-    for rank, answer in enumerate(run_on_ranks(replace(run, epochs=2, broken=case.broken), folder)):
-        first, second = answer.epochs
-        same(first, whole[rank].epochs[0][: case.broken], f"rank {rank} up to a break")
-        stream = [item for epoch in whole[rank].epochs for item in epoch]
-        following = stream[len(first) :][: len(second)] if is_stream else whole[rank].epochs[1]
-        same(second, following, f"rank {rank} after a break")
+    count = len(case.broken)
+    cut, is_cut = (count, 1 + case.then % 7), case.loader in STATEFUL and must_resume(case.steps) and not is_stream
+    cuts = (cut,) if is_cut else ()
+    run = replace(run, epochs=count + 1, broken=case.broken, cuts=cuts, format=case.format)
+    broken = run_on_ranks(run, folder)
+    for rank, answer in enumerate(broken):
+        seen = 0
+        for number, found in enumerate(answer.epochs):
+            expected = whole[rank].epochs[number]
+            if is_stream:
+                expected = [item for epoch in whole[rank].epochs for item in epoch][seen:][: len(found)]
+            elif number < count:
+                expected = expected[: case.broken[number]]
+            same(found, expected, f"rank {rank} in epoch {number}, after breaks")
+            seen += len(found)
+    if is_cut:
+        files, form = [answer.states[cut] for answer in broken], case.format
+        if case.topology.ranks > 1:
+            merged = merge_states([unpacked(file, form) for file in files])
+            files, form = [packed(merged, "pickle")] * case.topology.ranks, "pickle"
+        resuming = case.loader if case.topology.ranks == 1 else case.resuming
+        run = replace(run, loader=resuming, epochs=1, broken=(), cuts=(), files=files, loaded=form)
+        resumed = run_on_ranks(run, folder)
+        for rank, rest in enumerate(rests(whole, broken, cut)):
+            check(not resumed[rank].refusal, f"a state after breaks was not loaded: {resumed[rank].refusal}")
+            same(resumed[rank].epochs, rest[:1], f"rank {rank} resumed from {cut} after breaks")
 
 
 def check_cut(
@@ -133,6 +154,7 @@ def check_cut(
     then = (0, case.then)
     run = replace(saving, loader=case.resuming, topology=case.resumed, epochs=2, cuts=(then,), files=files)
     run = replace(run, loaded=form, format=case.second_format, is_resharded=is_resharded)
+    run = replace(run, is_distributed=case.distributed[1])
     resumed = run_on_ranks(run, folder)
     if refused := [each.refusal for each in resumed if each.refusal]:
         may_refuse = not must_reshard(case.steps) if is_resharded else not must_resume(case.steps)
@@ -243,12 +265,10 @@ def check_resharded(
     # Without a split, all ranks read everything, from a state of the beginning or the end.
     if splits(case.steps) and known_of(case) != "drawn":
         came, left = (real(each for epochs in some for each in flat(epochs[0])) for some in (ranks, rest))
-        # One rank draws different seeds for the following epochs than several ranks, and so drops different samples.
-        is_same = (before.ranks > 1) == (topology.ranks > 1) or not drops_by_seed(case.steps)
-        if not drops(case) and (is_begun or is_same):
+        if not drops(case) and (is_begun or not is_sized_by_ranks(case.steps)):
             same_bag(came, left, f"what {topology} resumed")
             has_next = min(len(epochs) for some in (ranks, rest) for epochs in some) > 1
-            if is_same and has_next and not is_sized_by_ranks(case.steps):
+            if has_next and not is_sized_by_ranks(case.steps):
                 came, left = (real(each for epochs in some for each in flat(epochs[1])) for some in (ranks, rest))
                 same_bag(came, left, f"the epoch after {topology} resumed")
         else:
@@ -273,18 +293,11 @@ def has_drops(steps: Steps) -> bool:
     )
 
 
-def drops_by_seed(steps: Steps) -> bool:
-    """Whether the seed determines which samples an epoch drops."""
-    return any(
-        (step[0] == "indexed" and step[4] == "drop" and step[5] != "sequential")
-        or any(map(drops_by_seed, others_of(step)))
-        for step in steps
-    )
-
-
 def is_sized_by_ranks(steps: Steps) -> bool:
     """Whether the number of ranks determines a global batch, and so which samples an epoch drops."""
-    return any(step[::3] == ("indexed", None) or any(map(is_sized_by_ranks, others_of(step))) for step in steps)
+    return any(
+        (step[0] == "indexed" and step[3] is None) or any(map(is_sized_by_ranks, others_of(step))) for step in steps
+    )
 
 
 def real(items: Iterable[Hashable]) -> Counter[Hashable]:
