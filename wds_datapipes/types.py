@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, NamedTuple, Protocol, TypeAlias
 
+from wds_datapipes.redaction import hides_credentials
+
 Sample = dict[str, Any]
 """One training sample: ``__key__``, ``__url__`` and its fields, such as ``{"__key__": "000", "jpg": b"..."}``."""
 
@@ -78,6 +80,7 @@ class Instance(NamedTuple):
     ranks: int = 1
 
 
+@hides_credentials
 class ShardInfo(NamedTuple):
     """A shard: one that was written completely, or an entry of a manifest.
 

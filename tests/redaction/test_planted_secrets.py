@@ -58,6 +58,10 @@ PLACES = {
     "syntax error": f"pipe:cat /data/name.tar; ) {QUOTED}",
     "user": f"http://me:{WEB}@127.0.0.1:9/name.tar",
     "user with ? and #": "http://me:Zq7?x#7qZ@127.0.0.1:9/name.tar",
+    "user with white space": "http://me:my Zq7x\ty7qZ@127.0.0.1:9/name.tar",
+    "user with digits and a slash": "http://me:80/Zq7x7qZ@127.0.0.1:9/name.tar",
+    "user of a file": "file://me:Zq7x7qZ@host/name.tar",
+    "user in a chain": "simplecache::http://me:Zq7x7qZ@127.0.0.1:9/name.tar",
     "query": f"http://127.0.0.1:9/name.tar?jwt={WEB}&sign={WEB}&hdnts=exp=1~hmac={WEB}#{WEB}",
     "unknown scheme": f"nosuch://me:{WEB}@host/name.tar?x={WEB}",
 }
@@ -253,9 +257,10 @@ def chained(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def result_of(use: object) -> object:
-    """Call a function, and return its error if it fails; return any other object."""
+    """Call a function, and return its result, or its error if it fails; return any other object."""
     try:
-        return None if inspect.isfunction(use) and [use()] else use
+        found = use() if inspect.isfunction(use) else use
+        return None if isinstance(found, str) else found  # such as the URL of an index
     except Exception as error:
         return error
 
@@ -303,7 +308,7 @@ def test_nothing_shows_a_secret(
     check(said, folder)
 
 
-@pytest.mark.parametrize("place", ["option", "user with ? and #"])
+@pytest.mark.parametrize("place", ["option", "user with ? and #", "user with white space"])
 @pytest.mark.parametrize("command", COMMANDS.strip().splitlines())
 def test_no_command_shows_a_secret(
     command: str, place: str, folder: Path, program: Any, caplog: pytest.LogCaptureFixture

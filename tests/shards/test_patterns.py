@@ -48,6 +48,7 @@ def test_lists(urls: Any, expected: list[str]) -> None:
         (["a", ""], r"The shard pattern '' is empty"),
         ([], r"There are no shards in \[\]. Name at least one"),
         ("a::", r"The shard pattern 'a::' has an empty part"),
+        ("http://me:a::b@host/0.tar", r"The shard pattern 'http://\*\*\*@host/0\.tar' has :: in the user or password"),
         ("{a,}", r"One of the shards of the pattern '\{a,\}' has an empty name"),
         (["a", 3], r"A shard pattern must be a string or a path, but 3 at position 1 is int"),
         (b"a.tar", r"a string, a path or a list of these, not as bytes"),

@@ -29,6 +29,7 @@ from wds_datapipes.io.remote.remote_file import file_facts
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.parallel.map_shards import Shards, map_shards, resolve_shards
 from wds_datapipes.parallel.progress import ProgressMeter
+from wds_datapipes.redaction import hides_credentials
 
 LOGGER = logging.getLogger("wds_datapipes")
 #: The shard about whose server this process has warned.
@@ -39,6 +40,7 @@ THREADS = 16
 FOLDER_LOCK = ".wdsidx.lock"
 
 
+@hides_credentials
 class IndexResult(NamedTuple):
     """The index of a shard and whether it was just built.
 

@@ -13,6 +13,7 @@ from wds_datapipes.arguments import check_choice, check_integer, check_optional_
 from wds_datapipes.index.order.sample_order import Lengths
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
+from wds_datapipes.redaction import hides_credentials
 from wds_datapipes.samples.fields import Lacking
 from wds_datapipes.samples.grouping import OnDuplicate
 from wds_datapipes.samples.keys import KeyRule, check_key_rule, first_dot
@@ -117,6 +118,7 @@ class AccessOptions:
 
 
 @checks_calls
+@hides_credentials
 @dataclass(frozen=True)
 class Join:
     """Another dataset, whose fields `IndexedSamples` adds to the samples with the same keys.

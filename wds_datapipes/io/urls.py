@@ -128,13 +128,23 @@ def local_path(url: str) -> str | None:
 
     >>> local_path("data/000.tar"), local_path("file:///data/my%20000.tar"), local_path("s3://data/000.tar")
     ('data/000.tar', '/data/my 000.tar', None)
+
+    Raises:
+        ShardOpenError: the URL names a file of another host, or is a chain of file systems.
     """
     if isinstance(url, OpeningURL):
         return url.local_path
     scheme, _ = split_scheme(url)
     if scheme == "file":
         return file_url_path(url)
-    return url if scheme == "" else None
+    if scheme:
+        return None
+    if "::" in url and "://" in url:
+        raise ShardOpenError(
+            f"{redact(url)!r} is a chain of file systems, which is not supported. Name the file itself; "
+            ".cache_wds_shards() keeps copies"
+        )
+    return url
 
 
 def file_url_path(url: str) -> str:
@@ -144,8 +154,8 @@ def file_url_path(url: str) -> str:
         host, slash, path = rest[2:].partition("/")
         if host.lower() not in ("", "localhost"):
             raise ShardOpenError(
-                f"{url} names a file on the host {host!r}, but file: URLs open only files on this host. Write "
-                "file:///absolute/path or file:relative/path"
+                f"{redact(url)} names a file on the host {host.rpartition('@')[2]!r}, but file: URLs open only files "
+                "on this host. Write file:///absolute/path or file:relative/path"
             )
         rest = slash + path
     return url2pathname(rest)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 from wds_datapipes.errors import SampleSourceError, ShardError
 from wds_datapipes.io.openers import open_url, redact, split_scheme
 from wds_datapipes.io.remote.remote_file import file_facts
+from wds_datapipes.redaction import hides_credentials
 from wds_datapipes.types import Sample
 
 
@@ -24,6 +25,7 @@ class FilePart:
     path: str
 
 
+@hides_credentials
 @dataclass(frozen=True)
 class UrlPart:
     """The content of a remote file, or the standard output of a bash command (``pipe:COMMAND``)."""
@@ -35,6 +37,7 @@ Part: TypeAlias = bytes | FilePart | UrlPart
 """The data of a field: bytes, or where to read them."""
 
 
+@hides_credentials
 class SampleSpec(NamedTuple):
     """A sample to write.
 

@@ -15,6 +15,7 @@ from wds_datapipes.index.shard_index import IndexedSample, ShardIndex
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import OnError
+from wds_datapipes.redaction import hides_credentials
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.samples.keys import KeyRule, first_dot, is_meta
 from wds_datapipes.shards.loading import ReadOptions, read_shards
@@ -64,6 +65,7 @@ DEFAULT_SCAN = ScanOptions()
 MAX_STRAY_NAMES = 3
 
 
+@hides_credentials
 class ShardFault(NamedTuple):
     """A fault of a shard.
 

@@ -17,6 +17,7 @@ from wds_datapipes.interrupts import defer_interrupts
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import OnError, concerns_all, note
+from wds_datapipes.redaction import hides_credentials
 from wds_datapipes.types import Sample, ShardInfo
 from wds_datapipes.writing.options import WriteKeywords, WriteOptions
 from wds_datapipes.writing.shard_file import ShardFile
@@ -52,6 +53,7 @@ class RunOptions(WriteOptions):
         return self.storage_options if self.input_options is None else self.input_options
 
 
+@hides_credentials
 class WrittenShard(NamedTuple):
     """A shard written by a worker.
 

@@ -20,6 +20,7 @@ from wds_datapipes.parallel.executors import failure_of, start_workers
 from wds_datapipes.parallel.map_shards import run_tasks
 from wds_datapipes.parallel.progress import ProgressMeter
 from wds_datapipes.prepare.shard_producer import ShardProducer, WrittenShard
+from wds_datapipes.redaction import hides_credentials
 from wds_datapipes.types import ShardInfo
 from wds_datapipes.writing.journal import FinishedShard, ShardJournal
 from wds_datapipes.writing.options import WriteKeywords
@@ -36,6 +37,7 @@ MAX_CONCURRENT_REQUESTS = 16
 IN_SHARDS = sorted(WriteKeywords.__annotations__.keys() - {"index", "storage_options"})
 
 
+@hides_credentials
 class ConvertedShard(NamedTuple):
     """A shard written by this call or an earlier one.
 

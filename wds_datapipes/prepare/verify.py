@@ -29,6 +29,7 @@ from wds_datapipes.index.manifest import Manifest
 from wds_datapipes.io.openers import redact, split_scheme
 from wds_datapipes.parallel.map_shards import Shards, collect_shards, resolve_shards
 from wds_datapipes.prepare.shard_contents import ScanKeywords, ScanOptions, ShardFault, read_contents
+from wds_datapipes.redaction import hides_credentials
 from wds_datapipes.types import ShardInfo
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class Checks(ScanOptions):
     entries: Mapping[str, ShardInfo] | None = None
 
 
+@hides_credentials
 @dataclass
 class VerifiedShard:
     """The result of verifying a shard.

@@ -13,8 +13,11 @@ import logging
 import re
 import reprlib
 from collections.abc import Iterator
+from typing import TypeVar
 
 from wds_datapipes.redaction.urls import mask_credentials, redact_urls
+
+T = TypeVar("T")
 
 #: Spaces, operators with their descriptors, and words with their quotes. Any text matches.
 TOKEN = re.compile(
@@ -54,8 +57,10 @@ def redact(url: str) -> str:
         return url
     if found := COMMAND.search(url):
         start = found.start(2)
-        return _redact_plain(url[: found.start()]) + url[found.start() : start] + redact_command(url[start:])
-    return _redact_plain(url)
+        return (
+            _redact_plain(url[: found.start()], is_url=True) + url[found.start() : start] + redact_command(url[start:])
+        )
+    return _redact_plain(url, is_url=True)
 
 
 def redact_text(text: str) -> str:
@@ -67,6 +72,17 @@ def redact_text(text: str) -> str:
     if "pipe:" in text.lower():
         text = QUOTED_COMMAND.sub(_redact_quoted, text)
     return _redact_plain(text)
+
+
+def hides_credentials(kind: type[T]) -> type[T]:
+    """Redact the values in the ``repr`` of a class."""
+    full = kind.__repr__
+
+    def shown(self: T) -> str:
+        return redact_text(full(self))
+
+    kind.__repr__ = shown  # type: ignore[method-assign, assignment]
+    return kind
 
 
 class _Shown(str):
@@ -116,8 +132,8 @@ def _redact_quoted(found: re.Match[str]) -> str:
     return found["quote"] + found["scheme"] + shown
 
 
-def _redact_plain(text: str) -> str:
-    return mask_credentials(redact_urls(text))
+def _redact_plain(text: str, *, is_url: bool = False) -> str:
+    return mask_credentials(redact_urls(text, is_url=is_url))
 
 
 def redact_command(command: str) -> str:

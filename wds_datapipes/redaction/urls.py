@@ -10,13 +10,20 @@ from urllib.parse import unquote
 from wds_datapipes.redaction.signatures import without_signature
 
 SCHEME = re.compile(r"(?i)[a-z][a-z\d+.-]{0,30}\Z")
-WORD = re.compile(r"\S*")
+#: The text up to white space; an ``@`` at its end may be a part of a password that goes on.
+WORD = re.compile(r"(?:\S{0,1024}@\s{1,99})?\S*")
 #: The end of a query within a longer text: a quote, or the next part of a chained URL.
 QUERY_END = re.compile(r"['\"`]|::")
 #: The parts of a query, each with the preceding character.
 PARTS = re.compile(r"([?&;#])([^?&;#]*)")
-#: Digits up to a slash are a port. Before ``?`` and ``#``, they may also be the beginning of a password.
+#: Digits up to a slash are a port, unless a host follows the last ``@``. Before ``?`` and ``#``, they may also be the
+#: beginning of a password.
 PORT = re.compile(r"\d{1,9}(?:/|\Z)")
+HOST_TEXT = (
+    r"(?i:localhost|\[[\da-f:.]{2,45}\]|\d{1,3}(?:\.\d{1,3}){3}|(?:[\w-]{1,63}\.){1,9}[a-z]{2,63}"
+    r"|[\w.-]{1,99}(?=:\d))(?::\d{1,5})?/"
+)
+HOST = re.compile(HOST_TEXT)
 #: A query that begins with a named parameter.
 NAMED_QUERY = re.compile(r"[?#][\w.~-]+=")
 
@@ -32,8 +39,10 @@ PLAIN = re.compile(r"(?i)(?:[\w.,:/~*+ -]|%(?:2[0CF]|3[AB])){0,200}")
 NAME, SHORT = re.compile(r"[\w.%~\[\]-]{1,60}"), re.compile(r"\d{0,5}|true|false|\*\*\*")
 
 
-def redact_urls(text: str) -> str:
+def redact_urls(text: str, *, is_url: bool = False) -> str:
     """Replace the user info and the values of query parameters in all URLs of a text with ``***``.
+
+    If the text is a URL, white space does not end it.
 
     >>> redact_urls("https://me:a#b@host/000.tar?versionId=x2&token=0123abcd#top")
     'https://***@host/000.tar?versionId=x2&token=***#***'
@@ -41,7 +50,7 @@ def redact_urls(text: str) -> str:
     pieces = text.split("://")
     if len(pieces) == 1:
         return text
-    is_one = SCHEME.match(pieces[0]) is not None and not re.search(r"\s", text)
+    is_one = SCHEME.match(pieces[0]) is not None and (is_url or not re.search(r"\s", text))
     return "://".join(_redacted(pieces, is_one))
 
 
@@ -53,7 +62,7 @@ def hidden_parts(url: str) -> Iterator[str]:
         parts = [part for _, part in PARTS.findall(piece[begin:]) if _redact_part("?", part, "") != part]
         secrets = [password if colon else name, *(part.partition("=")[2] for part in parts)]
         for secret in secrets:
-            yield from (part for part in (secret, unquote(secret), *re.split("[/?#:@]", secret)) if len(part) > 2)
+            yield from (part for part in (secret, unquote(secret), *re.split(r"[/?#:@\s]", secret)) if len(part) > 2)
 
 
 def _redacted(pieces: list[str], is_one: bool) -> Iterator[str]:
@@ -62,7 +71,9 @@ def _redacted(pieces: list[str], is_one: bool) -> Iterator[str]:
     for before, piece in pairwise(pieces):
         found = SCHEME.search(before[-31:])
         scheme = found[0].lower() if found else ""
-        word = WORD.match(piece)[0]  # type: ignore[index]  # it matches every text
+        # In a single URL, a user or a password may contain white space.
+        found = WORD.match(piece, piece.rfind("@") + 1 if is_one else 0)
+        word = piece[: found.end() if found else 0]
         begin = _user_info(word, scheme in ("http", "https"))
         shown, rest = ("***@", piece[begin:]) if begin else ("", piece)
         query = re.search("[?#]", word[begin:])
@@ -85,7 +96,8 @@ def _user_info(word: str, is_web: bool) -> int:
     if not at or head.startswith("["):
         return 0
     name, colon, password = head.partition(":")
-    is_password = colon and not re.search("[/?#]", name) and not PORT.match(password)
+    is_port = PORT.match(password) and not HOST.match(word, word.rfind("@") + 1)
+    is_password = colon and not re.search("[/?#]", name) and not is_port
     if not (is_password or (is_web and "/" not in head)):
         return 0
     query = re.search("[?#]", word)
@@ -123,10 +135,18 @@ NAMES = (
 )
 
 #: The user info of a web URL: everything before the ``@``.
-WEB_USER = re.compile(r"(?i)(https?://)[^\s/?#]*@")
+WEB_USER = re.compile(r"(?i)(https?://?)[^\s/?#]*@")
 #: ``user:password@`` of any scheme. Without a password, it is a name, as in Azure's ``abfs://container@account``.
 #: Digits up to a slash are a port; any other text may be a password, even with a slash that should be escaped as %2F.
-PASSWORD = re.compile(r"(://)[^\s/?#:@\[]{0,1024}:(?!:|\d{1,9}(?:[/?#]|$))[^\s?#]{0,1024}@")
+PASSWORD = re.compile(r"(\w://?)[^\s/?#:@\[]{0,1024}:(?!:|\d{1,9}(?:[/?#]|$))[^\s?#]{0,1024}@")
+
+#: The same with white space, or with digits and a slash, in the password, if a host follows the ``@``. No other URL is
+#: part of it.
+UNUSUAL = re.compile(
+    r"(?s)(\w://?)[^\s/?#:@\[]{0,1024}:"
+    rf"(?:(?!\d{{0,9}}(?:[\s/?#]|$))(?:(?!://).){{0,256}}?@(?=[\w.-]{{1,99}}/|{HOST_TEXT})"
+    rf"|\d{{1,9}}/\S{{0,256}}?@(?={HOST_TEXT}))"
+)
 
 #: The values of query parameters that sign or authorize, as in AWS, Google, Azure, CloudFront, Akamai and common APIs.
 #: The parameters may be percent-encoded within another URL.
@@ -165,7 +185,7 @@ def mask_credentials(text: str) -> str:
     'https://host/?file=000.tar'
     """
     text = WEB_USER.sub(r"\1***@", without_signature(text))
-    text = PASSWORD.sub(r"\1***@", text)
+    text = PASSWORD.sub(r"\1***@", UNUSUAL.sub(r"\1***@", text))
     text = PARAMETER.sub(r"\1***", text)
     text = NAMED.sub(r"\1\2***\2", text)
     text = CONNECTION.sub(r"\1***", text)

@@ -26,13 +26,14 @@ from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.inspection import call_of, upstream
 from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.pipes.state.pipeline_state import first_uneven_stage, refusing_corrupt_states
-from wds_datapipes.redaction import redact
+from wds_datapipes.redaction import hides_credentials, redact
 from wds_datapipes.runs.logged_steps import LoggedSteps
 from wds_datapipes.seeds import SeedGenerator
 from wds_datapipes.types import Sample
 from wds_datapipes.user_warnings import warn_user
 
 
+@hides_credentials
 class StepSample(NamedTuple):
     """A sample of a step.
 

@@ -124,10 +124,23 @@ def pattern_texts(urls: Patterns, allow_local_files: bool = True) -> Iterator[st
         yield f"{text}/" if is_directory else text
 
 
+#: The end of a URL whose user info has no end.
+OPEN_USER_INFO = re.compile(r"://[^/?#@\s]{0,1024}:[^/@]{0,1024}\Z")
+
+
 def split_patterns(text: str) -> Iterator[str]:
-    """Split at ``::``, but not within brackets, as in ``http://[::1]/``."""
+    """Split at ``::``, but not within brackets, as in ``http://[::1]/``.
+
+    Raises:
+        SpecError: a part is empty, or ``::`` is in the user or password of a URL.
+    """
     parts: list[str] = []
     for piece in text.split("::"):
+        if parts and OPEN_USER_INFO.search(parts[-1]) and "@" in piece.partition("/")[0]:
+            raise SpecError(
+                f"The shard pattern {redact(text)!r} has :: in the user or password of a URL, where it would separate "
+                "two patterns. Write it as %3A%3A"
+            )
         if parts and parts[-1].rfind("[") > parts[-1].rfind("]") and "]" in piece:
             parts[-1] += f"::{piece}"
         else:
