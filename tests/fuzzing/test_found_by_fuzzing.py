@@ -31,6 +31,7 @@ from wds_datapipes.shards.patterns import expand_braces
 from wds_datapipes.shards.plain_yaml import parse_plain_yaml
 from wds_datapipes.writing.journal import ShardJournal
 from wds_datapipes.writing.shard_file import TarWriter
+from wds_datapipes.writing.shard_writer import ShardWriter
 
 NESTED = b"[" * 100_000
 
@@ -137,6 +138,32 @@ def test_a_damaged_line_of_a_journal_is_named(tmp_path: Path, line: bytes) -> No
     path.write_bytes(NESTED + b"\n")
     with pytest.raises(StateError, match="is not a journal"):
         ShardJournal(str(path), {})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("number", each) for each in ("0", None, -1, 1 << 64)),
+        *(("url", each) for each in (7, None)),
+        *(("bytes", each) for each in (-5, 1.5, "2")),
+        *(("sha256", None), ("given", "3"), ("given", -3), ("keys", 5), ("keys", [])),
+    ],
+)
+def test_a_forged_line_of_a_journal_is_named(folder: Path, name: str, value: object) -> None:
+    """Its checksum is right."""
+    with ShardWriter("a-%d.tar", maxcount=1, resume="journal") as writer:
+        for number in range(3):
+            writer.write({"__key__": f"{number}", "txt": "a"})
+    head, *lines = Path("journal").read_bytes().splitlines(keepends=True)
+    row = json.loads(lines[1])
+    checksum = int(json.loads(lines[0])["crc32"], 16)
+    text = json.dumps({**row, name: value} | {"crc32": ""}).encode().removesuffix(b', "crc32": ""}')
+    forged = b'%b, "crc32": "%08x"}\n' % (text, crc32(text, checksum))
+    Path("journal").write_bytes(head + lines[0] + forged)
+    with pytest.raises(
+        StateError, match=rf"Line 3 of the journal 'journal' has .* as its {name}. Keep its first 2 lines"
+    ):
+        ShardWriter("a-%d.tar", maxcount=1, resume="journal")
 
 
 @pytest.mark.parametrize(

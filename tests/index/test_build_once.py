@@ -208,3 +208,18 @@ def test_no_bar_is_shown_without_rich(pattern: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setitem(sys.modules, "rich.console", None)  # importing it raises then
     assert len(build_indexes(pattern, num_workers=1, progress=True)) == len(COUNTS)
+
+
+@pytest.mark.parametrize("index_dir", [None, "indexes"])
+def test_the_lock_of_a_killed_process_is_removed_although_all_indexes_are_valid(
+    pattern: str, tmp_path: Path, index_dir: str | None
+) -> None:
+    folder = tmp_path if index_dir is None else tmp_path / index_dir
+    options = {} if index_dir is None else {"index_dir": folder}
+    build_indexes(pattern, **options)
+    (folder / FOLDER_LOCK).touch()
+    assert not any(result.is_new for result in build_indexes(pattern, **options))
+    assert not (folder / FOLDER_LOCK).exists()
+    with lock_folder(index_url(f"{tmp_path}/0.tar", index_dir and folder)):
+        build_indexes(pattern, **options)
+        assert (folder / FOLDER_LOCK).exists(), "another process builds indexes"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from wds_datapipes.io.file_lock import NO_LOCKS, lock_file
 from wds_datapipes.io.host_results import share_on_host
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.remote.remote_file import file_facts
+from wds_datapipes.io.small_files import folder_of
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.parallel.map_shards import Shards, map_shards, resolve_shards
 from wds_datapipes.parallel.progress import ProgressMeter
@@ -166,6 +167,8 @@ def build_indexes(
 
     with ThreadPoolExecutor(THREADS, "wds-find-index") as threads:
         missing = [*range(len(shards))] if rebuild else run(indexer.find, [*range(len(shards))], threads)
+        if not missing:
+            _remove_abandoned_locks(targets)
         while missing:
             with lock_folder(targets[missing[0]], create=index_dir is not None) as has_waited:
                 if rebuild or not has_waited:
@@ -332,6 +335,14 @@ def lock_folder(path: str, *, create: bool = False) -> Iterator[bool]:
                     ) from None
                 lock.unlink(missing_ok=True)
         yield has_waited
+
+
+def _remove_abandoned_locks(paths: Iterable[str]) -> None:
+    """Remove the locks that killed processes have left in the folders of indexes; `lock_folder` removes the others."""
+    for folder in {folder_of(path) for path in paths}:
+        if (local := local_path(folder)) is not None:
+            with suppress(OSError), lock_file(Path(local, FOLDER_LOCK), wait=False, create=False):
+                pass
 
 
 def find_index(

@@ -100,7 +100,8 @@ class ShardRun:
                 raise ShardWriteError(
                     f"The folder {str(folder)!r} cannot be created: {error.strerror}. Choose another output"
                 ) from error
-        self._journal = None if journal is None else ShardJournal(journal, {"of": "shards of a conversion"})
+        facts = {"read": int, "skipped": int, "made_by": str, "version": object}
+        self._journal = None if journal is None else ShardJournal(journal, {"of": "shards of a conversion"}, facts)
 
     def find_finished(self, *, keep_changed: bool) -> tuple[dict[int, ConvertedShard], dict[int, str]]:
         """Return the finished shards that are up to date, and why each of the others is not.

@@ -140,8 +140,8 @@ def open_samples(path: str, stages: Sequence[str]) -> Generator[bytes, None, Non
     """Return an iterator over the samples of a cache file, or None if there is none.
 
     Raises:
-        CacheError: the file belongs to other stages, or is not a cache file; or, during iteration, it is found to be
-            truncated or damaged.
+        CacheError: the file belongs to other stages, or is not a cache file; or, also during iteration, it cannot be
+            read, or is found to be truncated or damaged.
     """
     payloads = _read_payloads(path)
     try:
@@ -166,7 +166,7 @@ def open_samples(path: str, stages: Sequence[str]) -> Generator[bytes, None, Non
 
 def _read_payloads(path: str) -> Generator[bytes, None, None]:
     """Yield the stages, as JSON, and the samples of a cache file."""
-    with open(path, "rb") as stream:  # noqa: PTH123  open() is faster
+    with _explain_reading(path), open(path, "rb") as stream:  # noqa: PTH123  open() is faster
         size = os.fstat(stream.fileno()).st_size
         if stream.read(len(MAGIC)) != MAGIC:
             raise _damage_error(path, 0)
@@ -183,6 +183,20 @@ def _read_payloads(path: str) -> Generator[bytes, None, None]:
                 return
             yield payload
             offset += FRAME.size + length
+
+
+@contextmanager
+def _explain_reading(path: str) -> Iterator[None]:
+    """Raise OS errors as CacheError, unless there is no file."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except OSError as error:
+        raise CacheError(
+            f"The cache {path} cannot be read: {error.strerror or error}. Delete it, and restart the epoch, or choose "
+            "another folder"
+        ) from error
 
 
 def _damage_error(path: str, offset: int) -> CacheError:

@@ -62,6 +62,7 @@ class ShardJournal:
     Args:
         path: the path of the file, which is created if needed.
         settings: the settings that determine the content of the shards.
+        facts: the kinds of the further values of each line.
 
     Raises:
         StateError: the file belongs to another conversion, is damaged or not a journal, or is in use by another
@@ -71,8 +72,9 @@ class ShardJournal:
 
     _file = -1
 
-    def __init__(self, path: str, settings: Mapping[str, Any]) -> None:
+    def __init__(self, path: str, settings: Mapping[str, Any], facts: Mapping[str, type] | None = None) -> None:
         self._path = path
+        self._kinds = {"number": int, "url": str, "samples": int, "bytes": int, "sha256": str, **(facts or {})}
         #: The end of each line and the checksum up to it.
         self._lines: list[tuple[int, int]] = []
         self.finished: list[FinishedShard] = []
@@ -128,6 +130,9 @@ class ShardJournal:
         for number, line in enumerate(lines[1:], 2):
             end, checksum = self._lines[-1]
             row, checksum = _parse_line(self._path, number, line, checksum)
+            for name, kind in self._kinds.items():
+                if not isinstance(row.get(name), kind) or (kind is int and not 0 <= row[name] < 1 << 63):
+                    raise _damage_error(self._path, number, f"has {row.get(name)!r:.100} as its {name}")
             self._lines.append((end + len(line), checksum))
             self.finished.append(FinishedShard(row.pop("number"), ShardInfo(*map(row.pop, ShardInfo._fields)), row))
         self._cut()
@@ -169,7 +174,8 @@ class SampleJournal:
     """
 
     def __init__(self, path: str, settings: Mapping[str, Any], pattern: str) -> None:
-        self._file, self._pattern = ShardJournal(path, settings), pattern
+        self._file = ShardJournal(path, settings, {"given": int, "keys": str})
+        self._pattern = pattern
         self._waiting: deque[FinishedShard] = deque()
         self._restart()
 
@@ -292,13 +298,19 @@ def _parse_line(path: str, number: int, line: bytes, checksum: int) -> tuple[dic
     """
     parts = LINE.fullmatch(line)
     if parts is None or crc32(parts[1], checksum) != int(parts[2], 16):
-        first = f"Keep its first {number - 1} lines (head -n {number - 1})" if number > 2 else "Delete it"
-        raise StateError(
-            f"Line {number} of the journal {path!r} does not match its checksum: it is damaged, or earlier lines are "
-            f"missing. {first}; the other shards will then be written again"
-        )
-    row: dict[str, Any] = json.loads(parts[1] + b"}")
+        raise _damage_error(path, number, "does not match its checksum: it is damaged, or earlier lines are missing")
+    try:
+        row: dict[str, Any] = json.loads(parts[1] + b"}")
+    except (ValueError, RecursionError):
+        raise _damage_error(path, number, "is not JSON") from None
     return row, int(parts[2], 16)
+
+
+def _damage_error(path: str, number: int, problem: str) -> StateError:
+    first = f"Keep its first {number - 1} lines (head -n {number - 1})" if number > 2 else "Delete it"
+    return StateError(
+        f"Line {number} of the journal {path!r} {problem}. {first}; the other shards will then be written again"
+    )
 
 
 def _compare_head(path: str, line: bytes, settings: Mapping[str, Any]) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import errno
+import io
 import os
 import pickle
 import signal
@@ -27,6 +29,7 @@ from users_stages import InMain
 
 from wds_datapipes import ShardList, ShardReadingService
 from wds_datapipes.errors import CacheError
+from wds_datapipes.samples import caching
 
 pytestmark = [pytest.mark.usefixtures("folder")]
 #: Not for torch's DataLoader or torchdata's service, which close some pipes only later.
@@ -256,6 +259,41 @@ def test_a_truncated_file_and_any_changed_byte_are_noticed() -> None:
         with pytest.raises(CacheError, match=r"of-00001\.samples is damaged: at byte \d+, its data has a wrong len"):
             found.extend(IterableWrapper(SAMPLES).cache_samples("kept"))
         assert found == SAMPLES[: len(found)]
+
+
+class FailingDisk(io.FileIO):
+    """A file whose disk fails after some reads, like one on a stale network mount."""
+
+    reads = 0
+
+    def readinto(self, buffer: Any) -> int:
+        FailingDisk.reads -= 1
+        if FailingDisk.reads < 0:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().readinto(memoryview(buffer)[:4000])
+
+
+@leaves_nothing
+@pytest.mark.parametrize("fails", ["folder", "open", 0, 1, 3])
+def test_a_cache_that_cannot_be_read_is_reported(fails: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = IterableWrapper([bytes(3000)] * 8).cache_samples("kept")
+    list(pipe)
+    file = Path("kept/part-00000-of-00001.samples")
+
+    def open_failing(path: str, mode: str) -> Any:
+        if fails == "open":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        return io.BufferedReader(FailingDisk(path), 4000)
+
+    if fails == "folder":
+        file.unlink()
+        file.mkdir()
+    else:
+        monkeypatch.setattr(caching, "open", open_failing, raising=False)
+        monkeypatch.setattr(FailingDisk, "reads", fails if isinstance(fails, int) else 0)
+    reason = "Is a directory" if fails == "folder" else "Input/output error"
+    with pytest.raises(CacheError, match=rf"{file} cannot be read: {reason}\. Delete it"):
+        list(pipe)
 
 
 @pytest.mark.parametrize("room", [100, 3_000_000])
