@@ -20,6 +20,7 @@ from wds_datapipes.codecs import media, plain_values
 from wds_datapipes.errors import MissingDependencyError
 from wds_datapipes.extras import DATALOADER2, NODES
 from wds_datapipes.io.remote.filesystem import EXTRAS
+from wds_datapipes.prepare.sources.imagenet import find_imagenet
 from wds_datapipes.testing import check_resume
 
 SOURCES = Path(wds_datapipes.__file__).parent
@@ -65,6 +66,13 @@ def read_yaml(folder: Path) -> object:
     return DatasetSpec(folder / "spec.yaml")
 
 
+def read_devkit(folder: Path) -> object:
+    (folder / "val").mkdir()
+    (folder / "val/1.JPEG").write_bytes(b"")
+    (folder / "ILSVRC2012_devkit_t12").mkdir()
+    return find_imagenet(folder, "val")
+
+
 def use_module(name: str) -> Callable[[Path], object]:
     return lambda _: importlib.import_module(f"wds_datapipes.integrations.{name}")
 
@@ -86,6 +94,7 @@ NEEDS: list[tuple[str, str, Callable[[Path], object]]] = [
     ("pillow_jxl", "jxl", decode("jxl", "rgb8", data=b"\xff\x0a")),
     ("paramiko", "sftp", load("sftp://host/a.tar")),
     ("s3fs", "s3", load("s3://bucket/a.tar")),
+    ("scipy.io", "imagenet", read_devkit),
     ("yaml", "yaml", read_yaml),
     ("zstandard", "zst", load_zst),
     ("zstandard", "zst", lambda folder: TarWriter(folder / "a.tar.zst")),

@@ -34,6 +34,7 @@ PROGRAM = "wds-datapipes"
 COMMANDS = {
     "demo": "demo:demo",
     "create images": "create:create_images",
+    "create imagenet": "create:create_imagenet",
     "create recipe": "create:create_recipe",
     "ls": "ls:ls",
     "show": "show:show",

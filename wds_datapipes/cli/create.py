@@ -1,11 +1,11 @@
-"""The commands ``create images`` and ``create recipe``: create shards from files."""
+"""The commands ``create images``, ``imagenet`` and ``recipe``: create shards from files."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,32 @@ def create_images(
         )
 
     create_from(find, options)
+
+
+def create_imagenet(folder: str, options: CreateArguments, split: str = "train", labels: Path | None = None) -> None:
+    """Create shards from ImageNet, packed or not.
+
+    The folder has the archives ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar, or the folders train and val of
+    torchvision or Kaggle. Archives are not unpacked. Samples have the fields jpg and cls, whose numbers are those of
+    torchvision. Keys are numbers, or the names of the files with --rekey '{name}'.
+
+    Input:
+        FOLDER: The folder with the archives, or with train and val.
+        --split NAME: train, val or test; images of test have no class.
+        --labels FILE: The classes of val, if they are not in the folder: LOC_val_solution.csv, the development kit, or
+            a file with a class in each line.
+    """
+    if split not in ("train", "val", "test"):
+        raise WrongUse(f"--split must be train, val or test, not {split!r}")
+    if (path := local_path(folder)) is None:
+        raise WrongUse(f"{redact(folder)!r} is not a local folder. Use create recipe for files in a store")
+
+    def find(on_fault: Faults) -> Source:
+        from wds_datapipes.prepare.sources.imagenet import find_imagenet
+
+        return find_imagenet(path, split, labels=labels, on_fault=on_fault)
+
+    create_from(find, replace(options, rekey=options.rekey or "{number:07d}"))
 
 
 def create_recipe(recipe: str, options: CreateArguments, root_dir: str = "") -> None:

@@ -20,9 +20,17 @@ from wds_datapipes.types import Sample
 
 @dataclass(frozen=True)
 class FilePart:
-    """The content of a local file."""
+    """The content of a local file, or of a part of it.
+
+    Attributes:
+        path: the file.
+        offset: where the part begins, in bytes.
+        size: the size of the part in bytes; by default, it ends where the file ends.
+    """
 
     path: str
+    offset: int = 0
+    size: int | None = None
 
 
 @hides_credentials
@@ -96,8 +104,11 @@ def measure_sample(spec: SampleSpec, storage_options: Mapping[str, Any] | None =
                 found = os.stat(part.path)  # noqa: PTH116  faster than Path, called millions of times
                 if not stat.S_ISREG(found.st_mode):
                     raise ValueError("it is a folder" if stat.S_ISDIR(found.st_mode) else "it is not a regular file")
-            sizes.append(found.st_size)
+                if part.size is not None and found.st_size < part.offset + part.size:
+                    raise ValueError(f"it ends at byte {found.st_size:,}, before byte {part.offset + part.size:,}")
+            sizes.append(found.st_size - part.offset if part.size is None else part.size)
             facts = (part.path, found.st_size, found.st_mtime_ns)
+            facts = facts if part == FilePart(part.path) else (*facts, part.offset, part.size)
         elif isinstance(part, UrlPart) and split_scheme(part.url)[0] == "pipe":
             sizes.append(None)
             facts = (part.url,)
@@ -127,11 +138,24 @@ def read_sample(spec: SampleSpec, storage_options: Mapping[str, Any] | None = No
         with _explained(field, part, spec):
             if isinstance(part, FilePart):
                 with open(part.path, "rb", buffering=0) as file:  # noqa: PTH123  faster than Path
+                    if part.size is not None:
+                        file.seek(part.offset)
+                        sample[field] = b"".join(_read_exactly(file, part.size))
+                        continue
                     sample[field] = file.readall()  # type: ignore[attr-defined, unused-ignore]  # a FileIO
             else:
                 with open_url(part.url, storage_options=storage_options) as stream:
                     sample[field] = b"".join(iter(partial(stream.read, 1 << 20), b""))
     return sample
+
+
+def _read_exactly(file: Any, size: int) -> Iterator[bytes]:
+    while size:
+        data = file.read(size)
+        if not data:
+            raise ValueError(f"it ends {size:,} bytes too early")
+        yield data
+        size -= len(data)
 
 
 @contextmanager

@@ -51,6 +51,15 @@ class ImageFiles:
         self.files.append(files)
         self._labels.append(label)
 
+    def set_label(self, number: int, label: int) -> None:
+        """Set the class of a sample."""
+        self._labels[number] = label
+
+    def keep(self, numbers: Sequence[int]) -> None:
+        """Keep only some samples."""
+        self.files = [self.files[number] for number in numbers]
+        self._labels = array("l", (self._labels[number] for number in numbers))
+
     def __len__(self) -> int:
         """The number of samples."""
         return len(self.files)
