@@ -23,7 +23,7 @@ def test_every_command_is_listed_and_every_option_described(program: Any) -> Non
     listed = re.findall(r"^  ([a-z ]+[a-z])  +\S", program("--help").out, flags=re.MULTILINE)
     assert listed == list(COMMANDS)
     assert [(name, each.dest) for name, actions in ALL.items() for each in actions if not each.help] == []
-    assert program("create", "--help").lines[-4].startswith("  create images  ")
+    assert program("create", "--help").lines[-5].startswith("  create images  ")
     for name in COMMANDS:
         done = program(*name.split(), "-h")
         assert (done.code, done.err) == (0, "")
@@ -62,6 +62,58 @@ def test_the_version_is_that_of_the_package(program: Any) -> None:
 def test_options_and_shards_may_be_in_any_order(program: Any, shards: list[str]) -> None:
     lines = program("ls", shards[0], "-n", "1", shards[1]).lines
     assert lines == ["a-0.tar:", "00  1  jpg 0  cls 1", "", "a-1.tar:", "10  2  jpg 1  cls 1"]
+
+
+ROOT = Path(__file__).parents[2]
+REFERENCE = (ROOT / "docs/reference/command-line.md").read_text("utf-8")
+#: The reference of each command, by the heading of its section; "" is what all have in common.
+SECTIONS = {part.partition("\n")[0]: part for part in re.split(r"^## ", REFERENCE, flags=re.MULTILINE)[1:]}
+#: Options that a section names although they belong to another command, which it names as well.
+OF_OTHERS = {"plan": {"--manifest"}, "steps": {"--html"}}
+#: A call of the program in a page or a program: everything up to the end of the command.
+CALL = re.compile(r"wds-datapipes ((?:(?!\.$)[^`\n|;&])*)", re.MULTILINE)
+PAGES = [
+    ROOT / "README.md",
+    *(each for kind in ("md", "sh", "py") for each in sorted((ROOT / "docs").rglob(f"*.{kind}"))),
+]
+
+
+def options_of(name: str) -> set[str]:
+    return {option for each in ALL[name] for option in each.option_strings} | {"-h", "--help"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_calls_on_a_page_have_options_of_their_command(page: Path) -> None:
+    text = re.sub(r"\\\n\s*", " ", page.read_text("utf-8"))
+    for words in CALL.findall(text):
+        name = next(
+            (each for each in sorted(COMMANDS, key=len, reverse=True) if f"{words} ".startswith(f"{each} ")), ""
+        )
+        bare = re.sub(r"'[^']*'|\"[^\"]*\"", "''", words)  # what is quoted belongs to other programs
+        for option in re.findall(r"(?<![\w-])--?[a-z][a-z-]*", bare) if name else ():
+            short = option[:2] if option[1] != "-" else option  # -n5
+            assert {option, short} & options_of(name), f"{name} has no {option}: {words}"
+
+
+def test_every_command_has_a_row_and_a_section_that_names_its_own_options() -> None:
+    common = REFERENCE.partition("\n## ")[0]
+    rows = "".join(re.findall(r"^\| (`.*?) \|", common, flags=re.MULTILINE))
+    assert [name for name in COMMANDS if f"`{name}`" not in rows and f"`{name.split()[0]}`" not in rows] == []
+    for name in COMMANDS:
+        known = set().union(*(options_of(each) for each in COMMANDS if each.split()[0] == name.split()[0]))
+        section = SECTIONS.get(name.split()[0], "")
+        assert section or name == "demo"
+        named = {option for code in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", section) for option in OPTION.findall(code)}
+        assert named <= known | OF_OTHERS.get(name, set()), name
+
+
+def test_options_that_the_reference_calls_common_are() -> None:
+    reading = {name for name in COMMANDS if "shards" in {each.dest for each in ALL[name]}} - {"cache warm"}
+    for option in ("--key-rule", "--end-marker", "--limit", "--storage-options", "--json"):
+        assert [name for name in sorted(reading) if option not in options_of(name)] == [], option
+    assert [name for name in COMMANDS if "--json" not in options_of(name)] == ["demo"]
+    with_workers = {"verify", "index", "stats", "bench", "map", "create images", "create imagenet", "create recipe"}
+    assert [name for name in sorted(with_workers) if "--num-workers" not in options_of(name)] == []
 
 
 @pytest.mark.parametrize("path", sorted(Path(str(_app.__file__)).parent.glob("[a-z]*.py")), ids=lambda path: path.stem)

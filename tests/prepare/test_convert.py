@@ -109,6 +109,17 @@ def test_a_function_of_whole_shards_gets_all_samples_of_one(shards: list[str]) -
     assert keys("out/4.tar") == ["all-5", "4-4", "4-3", "4-2", "4-1", "4-0"]
 
 
+def test_archives_without_end_markers_are_converted_on_request(folder: Path) -> None:
+    build_shard("a.tar", [{"__key__": "a", "cls": "1"}])
+    Path("a.tar").write_bytes(Path("a.tar").read_bytes()[:1024])
+    with pytest.raises(ConversionError, match="without the two blocks of zeros"):
+        convert_shards(odd, "a.tar", "out/", num_workers=0, retries=0)
+    [shard] = convert_shards(odd, "a.tar", "out/", num_workers=0, end_marker="optional")
+    assert (shard.read, shard.info.samples) == (1, 1)
+    with pytest.raises(ValueError, match='end_marker must be "required" or "optional"'):
+        convert_shards(odd, "a.tar", "out/", end_marker="none")  # type: ignore[arg-type]
+
+
 def test_a_shard_without_samples_is_written_too(shards: list[str]) -> None:
     results = convert_shards(lambda sample: sample if sample["__key__"][0] == "3" else None, shards, "out/")
     assert [result.info.samples for result in results] == [0, 0, 0, 5, 0, 0]

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from wds_datapipes.cli._app import FAULT_FOUND, WrongUse
 from wds_datapipes.cli._declaration import Natural
-from wds_datapipes.cli._options import SampleArguments, load_function, parse_decoders, wrong_use
+from wds_datapipes.cli._options import ReadArguments, load_function, parse_decoders, wrong_use
 from wds_datapipes.cli._report import print_error, report_shards
 from wds_datapipes.errors import ConversionError, StateError
 from wds_datapipes.prepare.convert import ConvertedShard, IfChanged, convert_shards
@@ -18,7 +18,7 @@ from wds_datapipes.prepare.shell_command import SampleCommand
 
 def map(  # noqa: A001  the name of the command
     shards: list[str],
-    options: SampleArguments,
+    options: ReadArguments,
     output: str,
     function: str = "",
     command: str = "",
@@ -99,6 +99,7 @@ def map(  # noqa: A001  the name of the command
                     num_workers=num_workers,
                     on_result=lambda shard: results.update({shard.source: shard}),
                     journal=journal,
+                    end_marker=options.end_marker,
                     remove_old=remove_old,
                     compress=compress,  # type: ignore[arg-type]  # the writer checks it
                     index=index,

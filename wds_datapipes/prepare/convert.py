@@ -24,6 +24,7 @@ from wds_datapipes.prepare.shard_run import DETERMINISTIC_ERRORS, ConvertedShard
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.samples.keys import first_dot
 from wds_datapipes.shards.loading import ReadOptions, read_shards
+from wds_datapipes.tar.headers import EndMarker
 from wds_datapipes.types import Sample
 from wds_datapipes.writing.shard_names import check_pattern, journal_path
 
@@ -47,6 +48,7 @@ class ShardSamples:
     """The samples of existing shards."""
 
     options: RunOptions
+    end_marker: EndMarker = "required"
 
     def version(self, item: str) -> str:
         """Return a shard's name, size, and ETag or modification time; an empty string if it cannot be opened."""
@@ -62,7 +64,11 @@ class ShardSamples:
         """Yield the samples of a shard."""
         limits = self.options.limits
         reading = ReadOptions(
-            storage_options=self.options.read_options, on_error=on_error, read_ahead=READ_AHEAD_BYTES, limits=limits
+            end_marker=self.end_marker,
+            storage_options=self.options.read_options,
+            on_error=on_error,
+            read_ahead=READ_AHEAD_BYTES,
+            limits=limits,
         )
         key_rule = self.options.key_rule or first_dot
         return group_samples(read_shards([item], reading), key_rule=key_rule, on_error=on_error)
@@ -83,6 +89,7 @@ def convert_shards(
     num_workers: int | None = None,
     on_result: Callable[[ConvertedShard], object] | None = None,
     journal: str | os.PathLike[str] | None = None,
+    end_marker: EndMarker = "required",
     **options: Unpack[RunKeywords],
 ) -> list[ConvertedShard]:
     """Map all samples of many shards in parallel and write an output shard for each.
@@ -117,6 +124,7 @@ def convert_shards(
         on_result: called in this process for each finished shard, in any order, starting with those that an earlier
             call finished.
         journal: the local path of the journal; by default, it is next to the shards, if they are local.
+        end_marker: ``"optional"`` accepts input archives without the two blocks of zeros at their end.
         options: the arguments of `WriteOptions`: ``compress``, ``encoder``, ``index``, ``key_rule`` (for reading too),
             ``storage_options`` and so on; ``digest`` is true by default. In addition: ``retries=2``, the number of
             retries per shard, unless the error is deterministic, such as a TypeError of the function;
@@ -157,7 +165,8 @@ def convert_shards(
     pattern, outputs = make_output_names(urls, output)
     found = RunOptions(**{"digest": True, "retries": 2, **options})  # type: ignore[arg-type]  # mypy mixes them
     policy = ErrorPolicy(on_error, "convert_shards")
-    samples = ShardSamples(found)
+    check_choice("end_marker", end_marker, EndMarker)
+    samples = ShardSamples(found, end_marker)
     producer = ShardProducer(samples.read, samples.version, decode, function, whole_shards, policy.always_raises, found)
     path = journal_path(pattern.replace("{name}", "shards"), journal, 0, 1)
     failures: dict[str, BaseException] = {}
@@ -250,4 +259,6 @@ def _base_name(url: str) -> str:
 
 def _real(url: str) -> str:
     path = local_path(url)
+    if path is not None and "\0" in path:
+        raise ValueError(f"no file can have the name {url!r}")
     return url if path is None else os.path.realpath(path)
