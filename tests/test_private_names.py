@@ -89,6 +89,11 @@ TABLE = [
         ("loading/torchdata_patches/",),
         "the seed of a DataLoader2 without one",
     ),
+    Adapted(
+        {"_apply_fn": "torch.utils.data.datapipes.iter:Collator([])"},
+        ("loading/torchdata_patches/",),
+        "the batch that torch's .collate() refuses",
+    ),
     Adapted({"_utils": "torch._utils:ExceptionWrapper"}, ("loading/transport/serialization.py",), "sent exceptions"),
     Adapted(
         {"_shared_rng": SEEDS, "_worker_rng": SEEDS, "_ctr": "", "_generated_seeds": ""},

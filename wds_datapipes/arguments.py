@@ -6,9 +6,14 @@ import difflib
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any, TypeVar, get_args
+from functools import partial
+from numbers import Real
+from typing import Any, NamedTuple, TypeVar, get_args
+
+import numpy as np
 
 from wds_datapipes.foreign_names import explain_argument
 
@@ -17,7 +22,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def check_choice(name: str, value: object, choices: object) -> None:
     """Raise ValueError unless an argument is one of the values of a ``Literal``."""
-    if value not in (known := get_args(choices)):
+    known = get_args(choices)
+    if type(value) not in map(type, known) or value not in known:
         named = ", ".join(f'"{each}"' for each in known[:-1])
         raise ValueError(f'{name} must be {named} or "{known[-1]}", not {value!r}')
 
@@ -50,17 +56,28 @@ def check_optional_integer(name: str, value: Any, least: int) -> int | None:
     return None if value is None else check_integer(name, value, least)
 
 
+def check_path(name: str, value: Any) -> str:
+    """Return an argument that is a path or a URL as a str."""
+    path = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(path, str):
+        raise TypeError(f"{name} must be a path or a URL, not {value!r:.200}")
+    return path
+
+
 def check_fields(fields: object) -> None:
-    """Raise TypeError if field names are a single string, because its characters would be taken as names."""
+    """Raise TypeError unless field names are None or several strings; one string would be taken as many names."""
     if isinstance(fields, str):
         raise TypeError(f'fields must be a collection of names, as in ["jpg", "cls"], not the string {fields!r}')
+    if fields is not None and not (isinstance(fields, Collection) and all(isinstance(name, str) for name in fields)):
+        raise TypeError(f'fields must be a collection of names, as in ["jpg", "cls"], not {fields!r:.200}')
 
 
 def takes_options(keywords: type) -> Callable[[F], F]:
     """Decorate a function with the ``TypedDict`` of the arguments that its ``**options`` stands for."""
 
     def decorate(function: F) -> F:
-        vars(function)[_KEYWORDS] = tuple(keywords.__annotations__)
+        written = keywords.__annotations__.items()
+        vars(function)[_KEYWORDS] = {name: getattr(each, "__forward_arg__", each) for name, each in written}
         return function
 
     return decorate
@@ -85,7 +102,7 @@ def checks_calls(target: F) -> F:
 def check_call(
     call: str, function: Callable[..., Any], arguments: Sequence[Any], options: Mapping[str, Any], *, hidden: int = 0
 ) -> None:
-    """Raise TypeError if a function does not accept some arguments.
+    """Raise TypeError if a function does not accept some arguments, or if their types contradict simple annotations.
 
     Args:
         call: the call as the user has written it, for the message.
@@ -95,7 +112,7 @@ def check_call(
         hidden: the number of positional arguments that the user does not write, such as ``self``.
 
     Raises:
-        TypeError: an argument is missing, unknown, or given twice, or there are too many.
+        TypeError: an argument is missing, unknown, given twice, or of a wrong type, or there are too many.
     """
     signature = _signature_of(function)
     parameters = list(signature.parameters.values())[hidden:]
@@ -106,10 +123,12 @@ def check_call(
         problem = f"has no argument {unknown!r}{_advice(unknown, names, parameters)}"
     else:
         try:
-            signature.bind(*arguments, **options)
-            return
+            given = signature.bind(*arguments, **options).arguments
         except TypeError as error:
             problem = f"got wrong arguments: {error}."
+        else:
+            _check_types({**given, **options}, _kinds_of(function))
+            return
     texts = {each.name: str(each.replace(annotation=each.empty, default=each.empty)) for each in parameters}
     listed = ", ".join([*(texts.get(name, name) for name in names), *([texts[parameters[-1].name]] if is_open else [])])
     raise TypeError(f"{call} {problem} It takes {listed or 'no arguments'}")
@@ -125,7 +144,93 @@ def _advice(unknown: str, names: Sequence[str], parameters: Sequence[inspect.Par
     return f"{explain_argument(unknown)}."
 
 
-#: The attribute of a function with the names of the arguments that ``**options`` stands for.
+class _Kind(NamedTuple):
+    """A kind of values.
+
+    Attributes:
+        words: what it is called in messages.
+        accepts: whether a value is of this kind.
+    """
+
+    words: str
+    accepts: Callable[[Any], bool]
+
+
+def _is_integer(value: object) -> bool:
+    return not isinstance(value, bool) and hasattr(value, "__index__") and getattr(value, "shape", ()) == ()
+
+
+def _is_number(value: object) -> bool:
+    return _is_integer(value) or (isinstance(value, Real) and not isinstance(value, bool))
+
+
+def _is_named(name: str, value: object) -> bool:
+    return any(kind.__name__ == name for kind in type(value).__mro__)
+
+
+#: The classes of this package that are arguments.
+_CLASSES = ("AccessOptions", "EpochOptions", "IndexOptions", "Instance", "Manifest", "ReadLimits", "ShardIndex")
+
+#: The kinds of values, by the words with which annotations begin.
+_KINDS = {
+    "None": _Kind("None", lambda value: value is None),
+    "bool": _Kind("True or False", lambda value: isinstance(value, bool | np.bool_)),
+    "int": _Kind("an integer", _is_integer),
+    "float": _Kind("a number", _is_number),
+    "str": _Kind("a string", lambda value: isinstance(value, str)),
+    "os.PathLike": _Kind("a path", lambda value: isinstance(value, os.PathLike)),
+    "Callable": _Kind("a function", callable),
+    "Mapping": _Kind("a mapping", lambda value: isinstance(value, Mapping)),
+    "tuple": _Kind("a tuple", lambda value: isinstance(value, tuple | list)),
+    **{name: _Kind(f"{name}(...)", partial(_is_named, name)) for name in _CLASSES},
+    **dict.fromkeys(("Sequence", "Collection", "Iterable"), _Kind("a list", lambda value: isinstance(value, Iterable))),
+}
+
+
+@functools.cache
+def _kinds_of(function: Callable[..., Any]) -> dict[str, list[_Kind]]:
+    """Return the kinds of those arguments whose annotations consist of such kinds only."""
+    parameters = _signature_of(function).parameters.values()
+    written = {
+        each.name: each.annotation for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    }
+    found = {}
+    for name, annotation in {**written, **vars(function).get(_KEYWORDS, {})}.items():
+        kinds = [_KINDS.get(each.strip().partition("[")[0]) for each in _alternatives(str(annotation))]
+        if None in kinds or (
+            _KINDS["Callable"] in kinds and _KINDS["None"] not in kinds
+        ):  # a stage checks its function
+            continue
+        found[name] = [kind for kind in kinds if kind is not None]
+    return found
+
+
+def _alternatives(annotation: str) -> list[str]:
+    """Split a union outside of brackets.
+
+    >>> _alternatives("Sequence[int | str] | None")
+    ['Sequence[int | str] ', ' None']
+    """
+    found, depth = [""], 0
+    for character in annotation:
+        depth += (character == "[") - (character == "]")
+        if character == "|" and not depth:
+            found.append("")
+        else:
+            found[-1] += character
+    return found
+
+
+def _check_types(given: Mapping[str, Any], kinds: Mapping[str, list[_Kind]]) -> None:
+    for name, value in given.items():
+        if name in kinds and not any(kind.accepts(value) for kind in kinds[name]):
+            words = list(dict.fromkeys(kind.words for kind in kinds[name]))
+            if "a path" in words:
+                words.remove("a string")
+            raise TypeError(f"{name} must be {' or '.join(words)}, not {value!r:.200}")
+
+
+#: The attribute of a function with the arguments that ``**options`` stands for, and their annotations.
 _KEYWORDS = "_wds_datapipes_keywords"
 
 _signature_of = functools.cache(inspect.signature)

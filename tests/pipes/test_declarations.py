@@ -32,9 +32,10 @@ from wds_datapipes.shards.position import Resharding
 
 PACKAGE = Path(wds_datapipes.__file__).parent
 MODULES = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
-#: The modules that may distinguish classes of stages: the table, the base class, and the table of public names.
+#: The modules that may distinguish classes of stages: the table, the base class, and the tables of names.
 ALLOWED = {
     *("wds_datapipes.pipes.foreign_stages", "wds_datapipes.pipes.stage", "wds_datapipes.__init__"),
+    "wds_datapipes.foreign_names",
     "wds_datapipes.__main__",  # runs the command line
 }
 

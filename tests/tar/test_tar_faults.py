@@ -192,8 +192,12 @@ def test_a_changed_byte_in_a_header_is_an_error_or_changes_nothing(kind: str) ->
     ("archive", "error", "message"),
     [
         (b"", TruncatedShardError, r"x\.tar is empty: 0 bytes\. It is not a tar archive"),
-        (b"<html>404</html>", TruncatedShardError, r"shorter than one tar header: 16 bytes\. It is not a tar archive"),
-        (b"<html>" * 100, CorruptShardError, r"x\.tar is not a tar archive.*begins with b'<html><html>.*error pages"),
+        (
+            b"<html>404</html>",
+            TruncatedShardError,
+            r"shorter than one tar header: 16 bytes\. It is a page of .*\. It is not a tar archive",
+        ),
+        (b"<html>" * 100, CorruptShardError, r"x\.tar is not a tar archive.*begins with b'<html><html>.*error page"),
         (bytes(512), TruncatedShardError, r"ends inside its end marker: one block of zeros at byte 0, not two"),
         (ARCHIVES["ustar"] + b"x", CorruptShardError, r"data at byte 7168, after the end marker at byte 6144"),
         (ARCHIVES["ustar"] + bytes(10_000) + b"x", CorruptShardError, r"after the end marker at byte 6144"),

@@ -7,7 +7,7 @@ import random
 from abc import ABC, abstractmethod
 from dataclasses import KW_ONLY, dataclass
 from random import Random
-from typing import ClassVar, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, cast
 
 from wds_datapipes.arguments import check_choice, checks_calls
 
@@ -48,7 +48,8 @@ class Crop(ABC):
     is_random: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if min(self.shape) < 1:
+        shape: Any = self.shape
+        if not (len(shape) == 2 and all(isinstance(side, int) and side >= 1 for side in shape)):
             raise ValueError(f"size must be at least 1 pixel, or a pair (height, width), not {self.size!r}")
         check_choice("interpolation", self.interpolation, Interpolation)
 
@@ -94,9 +95,11 @@ class RandomResizedCrop(Crop):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.scale[0] <= self.scale[1] <= 1:
+        scale: Any = self.scale
+        ratio: Any = self.ratio
+        if not (len(scale) == 2 and 0 < scale[0] <= scale[1] <= 1):
             raise ValueError(f"scale must be two fractions of the area, such as (0.08, 1.0), not {self.scale!r}")
-        if not 0 < self.ratio[0] <= self.ratio[1]:
+        if not (len(ratio) == 2 and 0 < ratio[0] <= ratio[1]):
             raise ValueError(f"ratio must be two ratios of width to height, such as (0.75, 1.33), not {self.ratio!r}")
         if not 0 <= self.flip_probability <= 1:
             raise ValueError(f"flip_probability must be from 0 to 1, not {self.flip_probability!r}")

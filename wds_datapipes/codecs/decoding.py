@@ -12,6 +12,7 @@ from wds_datapipes.codecs import UNSAFE, find_codec
 from wds_datapipes.codecs.extensions import ByExtension, FieldName, as_continue, find_decoder, handle_extension, name_of
 from wds_datapipes.codecs.field_chain import FieldChain, FieldPlan, FieldStep, gunzip, name_field
 from wds_datapipes.errors import DecodeError, MissingDependencyError, UnsafeInputError
+from wds_datapipes.io.file_kinds import BEGINNING, describe_kind
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.samples.fields import FROM_TORCHDATA
 from wds_datapipes.types import Sample
@@ -190,6 +191,8 @@ def _as_bytes(sample: Sample, field: str) -> bytes:
 def _decode_error(sample: Sample, field: str, decoder: str, data: bytes, error: Exception) -> DecodeError:
     cause = f"{type(error).__name__}: {str(error).rstrip('.')}"
     shown = f"{data!r}" if len(data) <= 16 else f"{len(data)} bytes starting with {data[:16]!r}"
+    if kind := describe_kind(data[:BEGINNING], may_be_text=True):
+        shown = f"{shown}: {kind.removeprefix('It is ')}"
     return DecodeError(
         f"{name_field(sample, field)} cannot be decoded by {decoder}: {cause}. The data is "
         f'{shown}. Pass on_error="skip" to skip such samples'

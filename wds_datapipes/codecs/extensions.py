@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from random import Random
 from typing import Any
 
+from wds_datapipes.arguments import checks_calls
 from wds_datapipes.io.read_limits import ReadLimits
 
 #: The decoders that `register_decoder` has registered, by name.
@@ -87,6 +88,8 @@ def split_extensions(extensions: str | Iterable[str]) -> tuple[str, ...]:
     (('jpg', 'seg.png'), ('jpg',))
     """
     words = extensions.split() if isinstance(extensions, str) else list(extensions)
+    if not all(isinstance(word, str) for word in words):
+        raise TypeError(f'extensions must be one or more words such as "jpg seg.png", not {extensions!r:.200}')
     result = tuple(word.lower().lstrip(".") for word in words)
     if not result or "" in result:
         raise ValueError(f'extensions must be one or more words such as "jpg seg.png", not {extensions!r}')
@@ -157,6 +160,7 @@ class ExtensionDecoder(ByExtension):
         return f"{name_of(self.function)} (for {' '.join(self.extensions)})"
 
 
+@checks_calls
 def handle_extension(extensions: str | Iterable[str], function: Callable[[bytes], Any]) -> ExtensionDecoder:
     """Make a decoder from a function ``bytes -> value`` for fields with one of the extensions.
 

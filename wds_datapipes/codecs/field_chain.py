@@ -62,7 +62,10 @@ class FieldChain(ABC):
     error: ClassVar[type[SampleError]]
 
     def __init__(self, only: str | Iterable[str] | None, allow_pickle: bool) -> None:
-        self.only = None if only is None else frozenset(only.split() if isinstance(only, str) else only)
+        names = only.split() if isinstance(only, str) else None if only is None else list(only)
+        if names is not None and not all(isinstance(name, str) for name in names):
+            raise TypeError(f'only must be names of fields, as in "jpg cls", not {only!r:.200}')
+        self.only = None if names is None else frozenset(names)
         self.allow_pickle = allow_pickle
         self.plans: dict[str, FieldPlan | None] = {}
 

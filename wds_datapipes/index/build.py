@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from wds_datapipes.arguments import check_choice
+from wds_datapipes.arguments import check_choice, checks_calls
 from wds_datapipes.errors import DuplicateKeyError, StaleSidecarError, plural
 from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.index.options import IndexOptions
@@ -40,6 +40,7 @@ DEFAULT_OPTIONS = IndexOptions()
 NO_FIELDS = ("__key__", "__url__", "__local_path__")
 
 
+@checks_calls
 def build_index(
     url: str | os.PathLike[str],
     options: IndexOptions = DEFAULT_OPTIONS,
@@ -76,6 +77,8 @@ def build_index(
         (IndexedSample(key='x', offset=0, end=1024, entries=(IndexEntry(field='txt', offset=512, size=3),)), 10240, 64)
     """
     path = os.fspath(url)
+    if columns is not None and not callable(columns):
+        raise TypeError(f"columns must be a function of a sample that returns a mapping, not {columns!r:.200}")
     scan = ShardScan(
         path,
         digest=options.digest,
@@ -176,6 +179,7 @@ def index_scan(scan: ShardScan, members: Generator[MemberTuple, None, None] | No
     return index
 
 
+@checks_calls
 def check_index(
     index: ShardIndex,
     url: str | os.PathLike[str],

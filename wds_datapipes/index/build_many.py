@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from wds_datapipes.arguments import checks_calls
 from wds_datapipes.errors import CorruptSidecarError, MissingSidecarError, StaleSidecarError, plural
 from wds_datapipes.index.build import DEFAULT_OPTIONS, ComputeColumns, build_index, columns_fingerprint
 from wds_datapipes.index.file_format import index_url, index_urls, read_index, write_index
@@ -27,6 +28,7 @@ from wds_datapipes.io.host_results import share_on_host
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.remote.remote_file import file_facts
 from wds_datapipes.io.small_files import folder_of
+from wds_datapipes.io.urls import create_folder
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.parallel.map_shards import Shards, map_shards, resolve_shards
 from wds_datapipes.parallel.progress import ProgressMeter
@@ -64,6 +66,7 @@ class IndexResult(NamedTuple):
     is_new: bool
 
 
+@checks_calls
 def build_indexes(
     urls: Shards,
     *,
@@ -320,7 +323,7 @@ def lock_folder(path: str, *, create: bool = False) -> Iterator[bool]:
             lock = Path(file).parent / FOLDER_LOCK
             try:
                 if create:
-                    lock.parent.mkdir(parents=True, exist_ok=True)
+                    create_folder(lock.parent)
                 if stack.enter_context(lock_file(lock, wait=False)) is None:
                     has_waited = True
                     LOGGER.warning("Waiting for another process that builds indexes and has locked %s", lock)

@@ -21,8 +21,10 @@ from zlib import crc32
 
 import numpy as np
 
+from wds_datapipes.arguments import checks_calls
 from wds_datapipes.errors import CorruptSidecarError
 from wds_datapipes.index.shard_index import COLUMNS, ShardFacts, ShardIndex
+from wds_datapipes.io.file_kinds import BEGINNING, describe_kind
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.small_files import read_sidecar, sidecar_name, write_sidecar
 
@@ -61,6 +63,7 @@ def index_urls(urls: Iterable[str], index_dir: str | os.PathLike[str] | None) ->
     return targets
 
 
+@checks_calls
 def write_index(index: ShardIndex, url: str, *, storage_options: Mapping[str, Any] | None = None) -> None:
     """Write an index to a file atomically, replacing an older one.
 
@@ -83,6 +86,7 @@ def write_index(index: ShardIndex, url: str, *, storage_options: Mapping[str, An
     write_sidecar(url, index_bytes(index), storage_options)
 
 
+@checks_calls
 def read_index(url: str, *, storage_options: Mapping[str, Any] | None = None) -> ShardIndex:
     """Read an index from a file.
 
@@ -132,7 +136,10 @@ def parse_index(content: bytes | mmap, *, name: str) -> ShardIndex:
     """
     view = memoryview(content)
     if view[:8] != MAGIC:
-        raise CorruptSidecarError(f"{name} is not a shard index: it begins with {view[:8].tobytes()!r}, not {MAGIC!r}")
+        kind = describe_kind(view[:BEGINNING].tobytes())
+        raise CorruptSidecarError(
+            f"{name} is not a shard index: it begins with {view[:8].tobytes()!r}, not {MAGIC!r}. {kind}".rstrip(". ")
+        )
     try:
         facts, body = _header(view)
         if len(body) != facts["bytes"] or crc32(body) != facts["crc32"]:

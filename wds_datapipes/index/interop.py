@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from wds_datapipes.arguments import checks_calls
 from wds_datapipes.errors import CorruptSidecarError, UnsafeInputError, UnsupportedSidecarError
 from wds_datapipes.index.build import DEFAULT_OPTIONS, build_index
 from wds_datapipes.index.manifest import Manifest
@@ -23,6 +24,7 @@ BLANKS = frozenset(" \t\n\v\f\r")
 WIDS_KIND, WIDS_VERSION = "wids-shard-index-v1", 1
 
 
+@checks_calls
 def write_dali_index(
     url: str | os.PathLike[str],
     path: str | os.PathLike[str] | None = None,
@@ -97,6 +99,7 @@ def dali_index_url(url: str) -> str:
     return f"{path if dot < 0 else path[:dot]}.idx{mark}{query}"
 
 
+@checks_calls
 def write_wids_index(
     manifest: Manifest,
     path: str | os.PathLike[str],
@@ -132,6 +135,7 @@ def write_wids_index(
     write_sidecar(os.fspath(path), (json.dumps(facts, indent=2) + "\n").encode(), storage_options)
 
 
+@checks_calls
 def read_wids_index(path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> Manifest:
     """Read the JSON file of wids. Its counts are compared with the indexes of the shards when these are opened.
 

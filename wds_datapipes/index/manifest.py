@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from wds_datapipes.arguments import check_path, checks_calls
 from wds_datapipes.errors import CorruptSidecarError, plural
+from wds_datapipes.io.file_kinds import BEGINNING, describe_kind
 from wds_datapipes.io.host_results import share_on_host
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.small_files import folder_of, join_name, read_sidecar, within, write_sidecar
@@ -32,6 +34,7 @@ SHARDS, NEXT_SHARD = re.compile(rb'"shards"\s*:\s*\['), b",\n  ["
 DIGEST = re.compile("[0-9a-f]{64}")
 
 
+@checks_calls
 class Manifest:
     """The shards of a dataset in order, with their counts, sizes and digests.
 
@@ -161,7 +164,13 @@ def _facts_of(shard: Any) -> tuple[Any, Any, Any, Any]:
             f"A Manifest is built from descriptions of shards, not from the name {redact(os.fspath(shard))!r}. "
             f"Pass the results of build_indexes"
         )
-    return shard.url, shard.samples, shard.bytes, shard.sha256 or None
+    try:
+        return shard.url, shard.samples, shard.bytes, shard.sha256 or None
+    except AttributeError:
+        raise TypeError(
+            f"A Manifest is built from descriptions of shards, not from {shard!r:.200}. Pass the results of "
+            "build_indexes"
+        ) from None
 
 
 def _split_folder(urls: Sequence[str]) -> tuple[str, str]:
@@ -195,6 +204,7 @@ def _valid_numbers(urls: Sequence[Any], numbers: Sequence[Any], digests: Sequenc
     return None
 
 
+@checks_calls
 def write_manifest(
     manifest: Manifest, url: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None
 ) -> None:
@@ -217,6 +227,7 @@ def write_manifest(
     write_sidecar(os.fspath(url), text.encode(), storage_options)
 
 
+@checks_calls
 def read_manifest(
     url: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None, allow_local_files: bool = True
 ) -> Manifest:
@@ -234,7 +245,7 @@ def read_manifest(
         UnsafeInputError: a manifest from another host names a command; or ``allow_local_files`` is False and a URL is
             not that of a file on a network.
     """
-    path = os.fspath(url)
+    path = check_path("url", url)
     check_url(path, allow_local_files=allow_local_files)
     name = redact(path)
     content = _read_on_host(path, storage_options)
@@ -253,7 +264,10 @@ def read_manifest(
         if recorded != ([], manifest.fingerprint, manifest.samples, manifest.bytes):
             raise ValueError("its totals or its fingerprint do not match its shards")
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptSidecarError(f"{name} is not a manifest, or is damaged: {error}. Write it again") from error
+        kind = describe_kind(content[:BEGINNING], may_be_text=True)
+        raise CorruptSidecarError(
+            f"{name} is not a manifest, or is damaged: {error}. {f'{kind}. ' if kind else ''}Write it again"
+        ) from error
     for shard in map("".join, known.values()) if allow_local_files else manifest.urls:
         check_url(shard, allow_local_files=allow_local_files, listed_in=path)
     return manifest

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from wds_datapipes.arguments import check_integer, checks_calls
 from wds_datapipes.errors import DuplicateKeyError, plural
 from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.index.build_many import shard_sizes
@@ -102,6 +103,7 @@ class KeyTable:
         return (self._text[begin:end] for begin, end in pairwise(self._bounds.tolist()))
 
 
+@checks_calls
 class SampleTable:
     """The keys, sizes and columns of all samples of a dataset, in the order of its shards.
 
@@ -194,6 +196,7 @@ class SampleTable:
         return list(self._keys)
 
 
+@checks_calls
 def read_table(shards: Manifest | Shards, access: AccessOptions = AccessOptions()) -> SampleTable:  # noqa: B008
     """Read the indexes of a dataset into one table, with its keys, sizes and columns.
 
@@ -212,6 +215,7 @@ def read_table(shards: Manifest | Shards, access: AccessOptions = AccessOptions(
         return SampleTable(urls, map(reader.index_of, range(len(urls))))
 
 
+@checks_calls
 def resample(weights: npt.ArrayLike, *, count: int | None = None, seed: int = 0) -> Numbers:
     """Return numbers of samples, repeated in proportion to their weights, for ``select`` of `IndexedSamples`.
 
@@ -229,9 +233,13 @@ def resample(weights: npt.ArrayLike, *, count: int | None = None, seed: int = 0)
         >>> resample([1, 0, 3], count=8).tolist()
         [0, 0, 2, 2, 2, 2, 2, 2]
     """
-    given = np.asarray(weights, np.float64)
+    try:
+        given = np.asarray(weights, np.float64)
+    except (TypeError, ValueError):
+        raise TypeError(f"weights must be one number for each sample, not {weights!r:.200}") from None
     if given.ndim != 1 or not np.all((given >= 0) & (given < np.inf)) or (len(given) and not given.any()):
         raise ValueError("weights must be one finite number for each sample, none negative, and at least one positive")
+    check_integer("seed", seed, 0)
     wanted = len(given) if count is None else operator.index(count)
     if wanted < 0:
         raise ValueError(f"count must be at least 0, not {wanted}")

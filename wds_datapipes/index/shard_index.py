@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias, get_type_hints
 import numpy as np
 import numpy.typing as npt
 
+from wds_datapipes.arguments import checks_calls
 from wds_datapipes.errors import CorruptSidecarError, UnsupportedSidecarError, plural
 from wds_datapipes.samples.keys import KeyRule, first_dot, last_dot
 from wds_datapipes.tar.headers import BLOCK, NAME_BYTES
@@ -128,6 +129,7 @@ class IndexedSample(NamedTuple):
         return sum(entry.size for entry in self.entries)
 
 
+@checks_calls
 class ShardIndex:
     """The offsets of the samples of a shard and their fields, built by `build_index` or read by `read_index`.
 

@@ -15,6 +15,7 @@ from wds_datapipes.io.urls import (
     STORE_OPTIONS,
     OpeningURL,
     check_url,
+    explain_path,
     find_opener,
     is_registered,
     is_remote,
@@ -112,9 +113,8 @@ def open_local(path: str, *, name: str) -> BinaryIO:
     try:
         return Path(path).open("rb", buffering=0)
     except FileNotFoundError as error:
-        base = "" if Path(path).is_absolute() else f" Relative paths start from {Path.cwd()}."
         raise ShardOpenError(
-            f"There is no file {name!r}.{base} Check the name, and that the file is on this host"
+            f"There is no file {name!r}.{explain_path(path)} Check the name, and that the file is on this host"
         ) from error
     except IsADirectoryError as error:
         raise ShardOpenError(

@@ -20,6 +20,7 @@ from wds_datapipes.io.openers import local_path, redact, split_scheme
 from wds_datapipes.io.remote.filesystem import RemotePath
 from wds_datapipes.io.remote.http import is_web
 from wds_datapipes.io.shell_process import STDERR_TAIL_BYTES, ShellProcess, describe_exit, describe_failure
+from wds_datapipes.io.urls import explain_path
 from wds_datapipes.redaction import redact_command
 from wds_datapipes.system import write_chunks
 
@@ -188,7 +189,8 @@ class LocalSink:
         except (OSError, ValueError) as error:
             missing = [str(folder) for folder in (Path(path).parent, target.parent) if not folder.is_dir()]
             if isinstance(error, FileNotFoundError) and missing:
-                error.strerror = f"there is no folder {missing[0]!r}. Create it first"
+                what = explain_path(missing[0]) if missing[0][:1] == "~" else " Create it first"
+                error.strerror = f"there is no folder {missing[0]!r}.{what}"
             raise self._failure(error) from error
 
     def write(self, *chunks: bytes) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from wds_datapipes.errors import MissingSidecarError, ShardError, ShardWriteError, WdsError
 from wds_datapipes.io.openers import known_schemes, local_path, open_url, redact, split_scheme
 from wds_datapipes.io.sinks import open_target
-from wds_datapipes.io.urls import without_query
+from wds_datapipes.io.urls import explain_path, without_query
 from wds_datapipes.redaction.storage_options import raise_alone, redactor_of
 
 #: The maximum size of a sidecar file, so that a server cannot fill the memory.
@@ -123,6 +123,7 @@ def _sidecar_error(url: str, options: Mapping[str, Any] | None, what: str, error
     hide = redactor_of(options or {}, url)
     if isinstance(error, FileNotFoundError):
         missing = "file" if what == "read" else "folder"
-        return MissingSidecarError(f"{hide(url)} cannot be {what}: there is no such {missing}")
+        home = f".{explain_path(url)}" if url[:1] == "~" else ""
+        return MissingSidecarError(f"{hide(url)} cannot be {what}: there is no such {missing}{home}")
     reason = hide((isinstance(error, OSError) and error.strerror) or str(error))
     return MissingSidecarError(f"{hide(url)} cannot be {what}: {type(error).__name__}: {reason}")

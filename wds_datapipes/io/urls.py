@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
+from pathlib import Path
 from typing import Any, BinaryIO, cast
 from urllib.request import url2pathname
 
+from wds_datapipes.arguments import checks_calls
 from wds_datapipes.errors import ShardError, ShardOpenError, UnsafeInputError
 from wds_datapipes.redaction import redact
 from wds_datapipes.types import Opener
@@ -32,6 +35,7 @@ SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(//)?")
 _registered: dict[str, Opener] = {}
 
 
+@checks_calls
 def register_opener(scheme: str, opener: Opener, *, replace: bool = False) -> None:
     r"""Register a function that opens the URLs of a scheme, in this process.
 
@@ -145,6 +149,32 @@ def local_path(url: str) -> str | None:
             ".cache_wds_shards() keeps copies"
         )
     return url
+
+
+def explain_path(path: str) -> str:
+    """Return a sentence about how a path that was not found is understood, to append to an error; "" if that is plain.
+
+    >>> explain_path("/data/a.tar")
+    ''
+    """
+    if path[:1] == "~":
+        return f" A path is used as it is written: for a home directory, write {os.path.expanduser(path)!r}."  # noqa: PTH111
+    return "" if os.path.isabs(path) else f" Relative paths start from {os.getcwd()}."  # noqa: PTH109, PTH117
+
+
+def create_folder(path: Path) -> None:
+    """Create a folder and those that it is in, unless it exists.
+
+    Raises:
+        OSError: it cannot be created.
+        ValueError: its path begins with ``~``, which only shells replace.
+    """
+    if path.parts[:1] and path.parts[0][:1] == "~" and not path.exists():
+        raise ValueError(
+            f"{str(path)!r} would be in a folder with the name {path.parts[0]!r}, because a path is used as it is "
+            f"written. For a home directory, write {str(path.expanduser())!r}"
+        )
+    path.mkdir(parents=True, exist_ok=True)
 
 
 def file_url_path(url: str) -> str:

@@ -23,6 +23,7 @@ from wds_datapipes.errors import (
     plural,
 )
 from wds_datapipes.io.remote.retry import is_systemic
+from wds_datapipes.io.urls import explain_path
 from wds_datapipes.redaction import redact, redact_text
 from wds_datapipes.user_warnings import warn_user
 
@@ -105,7 +106,7 @@ class CountedErrors(NamedTuple):
 def check_on_error(on_error: object) -> None:
     """Raise an error if a value is not an error policy."""
     if (
-        on_error not in ("raise", "warn", "skip")
+        not (isinstance(on_error, str) and on_error in ("raise", "warn", "skip"))
         and not callable(on_error)
         and not isinstance(on_error, ErrorBudget | CountedErrors)
     ):
@@ -284,10 +285,12 @@ def write_quarantine(path: str, item: SkippedItem) -> None:
                 raise OSError("the disk is full")
     except OSError as error:
         raise MissingSidecarError(
-            f"Skipped items cannot be written to {path}: {error.strerror or error}. The item is {item}"
+            f"Skipped items cannot be written to {path}: {error.strerror or error}.{explain_path(path)} The item is "
+            f"{item}"
         ) from error
 
 
+@checks_calls
 def read_quarantine(path: str | os.PathLike[str]) -> list[SkippedItem]:
     """Read the skipped items from the quarantine file of an `ErrorBudget`, in order.
 
@@ -309,10 +312,13 @@ def read_quarantine(path: str | os.PathLike[str]) -> list[SkippedItem]:
     """
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
-    except OSError as error:
-        raise MissingSidecarError(f"The quarantine file {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise CorruptSidecarError(f"{path} is not a quarantine file: {error}") from error
+    except (OSError, ValueError) as error:  # a ValueError if no file can have this name
+        raise MissingSidecarError(
+            f"The quarantine file {path} cannot be read: {getattr(error, 'strerror', None) or error}."
+            f"{explain_path(str(path))}"
+        ) from error
     return [_parse_line(line, f"{path}, line {number},") for number, line in enumerate(lines, 1)]
 
 

@@ -9,7 +9,7 @@ from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future
 from contextlib import closing
 from typing import Any, TypeAlias, TypeVar
 
-from wds_datapipes.arguments import check_optional_integer
+from wds_datapipes.arguments import check_optional_integer, check_path
 from wds_datapipes.errors import SpecError, WorkerDiedError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.parallel.executors import BorrowedExecutor, ForkedPool, start_workers
@@ -33,7 +33,9 @@ def resolve_shards(urls: Shards, storage_options: Mapping[str, Any] | None = Non
         if "${" in (text := os.fspath(urls)):
             raise SpecError(f"Only ShardList substitutes variables. Pass ShardList({redact(text)!r})")
         return expand_urls(urls, variables={}, storage_options=storage_options)
-    return [os.fspath(url) for url in urls]
+    if not isinstance(urls, Iterable):
+        raise TypeError(f"shards must be a pattern, or an iterable of URLs, not {urls!r:.200}")
+    return [check_path("the URL of a shard", url) for url in urls]
 
 
 def map_shards(

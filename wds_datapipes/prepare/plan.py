@@ -161,10 +161,17 @@ def _measure_all(
             return error
 
     def replace_key(number: int, spec: SampleSpec | Exception) -> SampleSpec | Exception:
+        if not isinstance(spec, SampleSpec | Exception):
+            raise TypeError(
+                f"create_shards needs the SampleSpec of each sample, as find_images yields them, not {spec!r:.200}. To "
+                "write samples, use ShardWriter"
+            )
         if not rekey or isinstance(spec, Exception):
             return spec
         return spec._replace(key=rekey.format(number=number, key=spec.key, name=spec.key.rpartition("/")[2]))
 
+    if not isinstance(source, Iterable):
+        raise TypeError(f"source must be samples, such as the result of find_images, not {source!r:.200}")
     numbered = enumerate(source)
     with ThreadPoolExecutor(THREADS) as pool:  # remote stores have a latency for each file
         while specs := [replace_key(*each) for each in islice(numbered, AT_ONCE)]:

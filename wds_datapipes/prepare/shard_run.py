@@ -15,6 +15,7 @@ from wds_datapipes.errors import EncodeError, ShardWriteError, UnsafeInputError
 from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.sinks import size_of
+from wds_datapipes.io.urls import create_folder
 from wds_datapipes.on_error.policy import ErrorPolicy
 from wds_datapipes.parallel.executors import failure_of, start_workers
 from wds_datapipes.parallel.map_shards import run_tasks
@@ -95,7 +96,7 @@ class ShardRun:
         files = [*outputs] if journal is None else [*outputs, journal]
         for folder in {Path(local).parent for file in files if (local := local_path(file)) is not None}:
             try:
-                folder.mkdir(parents=True, exist_ok=True)
+                create_folder(folder)
             except OSError as error:  # noqa: PERF203  a few folders
                 raise ShardWriteError(
                     f"The folder {str(folder)!r} cannot be created: {error.strerror}. Choose another output"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from wds_datapipes.arguments import checks_calls
+from wds_datapipes.arguments import check_fields, checks_calls
 from wds_datapipes.codecs.decoding import DecoderChain
 from wds_datapipes.codecs.field_chain import convert_samples
 from wds_datapipes.codecs.media import MediaVerifier
@@ -139,6 +139,7 @@ def verify_shards(
         (2, [('DecodeError', 'y', 'cls')])
     """
     entries = None if manifest is None else {entry.url: entry for entry in manifest.entries}
+    check_fields(fields)
     checks = Checks(decode=decode, digest=digest, fields=fields, index=index, entries=entries, **scan)
     found = collect_shards(
         partial(_verify_shard, checks=checks),

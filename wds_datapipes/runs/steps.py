@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from wds_datapipes.arguments import check_integer
+from wds_datapipes.arguments import check_integer, checks_calls
 from wds_datapipes.counters import Counters
 from wds_datapipes.errors import StateError
 from wds_datapipes.index.order.batch_share import WHOLE_EPOCH, RestOfEpoch
@@ -225,6 +225,7 @@ class RunSteps:
         return self._order[1]
 
 
+@checks_calls
 def explain(pipeline: Any, state: Mapping[str, Any] | str | bytes, step: int) -> list[StepSample]:
     """Return the samples that the loop received at a step of a run, on all ranks.
 

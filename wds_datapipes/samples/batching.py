@@ -44,6 +44,10 @@ def collate_samples(
         [{'json': [[1, 2], [4]], 'cls': array([3, 5])}]
     """
     check_choice("ragged", ragged, Ragged)
+    if not isinstance(samples, list | tuple):
+        raise TypeError(
+            f"collate_samples needs a list of samples, but got a {type(samples).__name__}: put .batch(n) first"
+        )
     if not samples:
         raise ValueError("collate_samples needs at least one sample, but got none")
     rows = [_named_values(sample) for sample in samples]

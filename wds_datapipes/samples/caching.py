@@ -14,6 +14,7 @@ from zlib import crc32
 
 from wds_datapipes.errors import CacheError, plural
 from wds_datapipes.io.file_lock import AtomicFile
+from wds_datapipes.io.urls import create_folder
 from wds_datapipes.on_error.policy import note
 
 #: The first bytes of a cache file. One frame for the stages before the cache, and one for each sample follow.
@@ -101,7 +102,7 @@ class SampleFileWriter:
         self._file: AtomicFile | None = None
         self._size, self._sum = 0, crc32(MAGIC)
         with self._explain_errors():
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            create_folder(Path(path).parent)
             self._file = AtomicFile(path, buffer_bytes=1 << 20)
             self._file.stream.write(MAGIC)
         self.write(json.dumps(stages).encode())

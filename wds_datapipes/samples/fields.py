@@ -83,6 +83,8 @@ def map_tuple(
     for values in policy.counted(source):
         if isinstance(values, Mapping):
             raise TypeError("map_tuple needs tuples, but got a sample: put it after to_tuple, or use map_dict")
+        if not isinstance(values, Iterable):
+            raise TypeError(f"map_tuple needs tuples, but got a {type(values).__name__}: put it after to_tuple")
         mapped = list(values)
         if len(functions) > len(mapped):
             raise ValueError(
@@ -122,7 +124,15 @@ def associate(
             raise not_a_sample_error("associate", sample)
         if by not in sample:
             raise MissingFieldError(f"associate looks up samples by the field {by!r}, but one has only {list(sample)}")
-        entry = find(sample[by])
+        try:
+            entry = find(sample[by])
+        except TypeError as error:
+            if not isinstance(table, Mapping):  # the user's function
+                raise
+            raise WrongItemError(
+                f"associate looks up samples by {by!r}, but that of {describe_sample(sample)} is a "
+                f"{type(sample[by]).__name__}, which cannot be looked up: {error}"
+            ) from None
         if entry is None:
             if missing == "raise":
                 raise MissingFieldError(
@@ -159,8 +169,8 @@ def not_a_sample_error(stage: str, item: object) -> WrongItemError:
 
 def missing_field_error(what: str, sample: Sample) -> MissingFieldError:
     """Return the error for a sample that lacks a field; ``what`` says which one is needed."""
-    fields = [name for name in sample if name[:2] != "__"]
-    advice = f". {FROM_TORCHDATA}" if any(name[:1] == "." for name in fields) else ""
+    fields = [name for name in sample if str(name)[:2] != "__"]
+    advice = f". {FROM_TORCHDATA}" if any(str(name)[:1] == "." for name in fields) else ""
     return MissingFieldError(f"{what}, but {describe_sample(sample)} has {fields}{advice}")
 
 

@@ -9,6 +9,8 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, TypeAlias
 
+from wds_datapipes.arguments import checks_calls
+
 KeyRule: TypeAlias = Callable[[str], "tuple[str, str] | None"]
 """Maps a member's name to ``(key, field)``, or to ``None`` if the file belongs to no sample."""
 
@@ -71,6 +73,7 @@ def is_meta(name: str) -> bool:
     return len(first) >= 4 and first.startswith("__") and first.endswith("__")
 
 
+@checks_calls
 class KeySplit:
     """Assigns samples to splits by their keys alone.
 

@@ -14,6 +14,7 @@ from typing import Literal, TypeAlias, TypeVar
 
 from wds_datapipes.errors import MissingSidecarError, plural
 from wds_datapipes.io.openers import redact
+from wds_datapipes.io.urls import create_folder
 from wds_datapipes.samples.fields import not_a_sample_error
 from wds_datapipes.shards.held_samples import ItemCounter
 from wds_datapipes.shards.position import SamplePosition
@@ -108,7 +109,7 @@ class PositionLog(ExitStack):
         super().__init__()
         self._path, files, mode = path, (path, path.with_suffix(".shards")), "r+b" if count else "w+b"
         with self._writing():
-            path.parent.mkdir(parents=True, exist_ok=True)
+            create_folder(path.parent)
             self._file, self._list = (self.enter_context(each.open(mode, 0)) for each in files)
             if (known := path.stat().st_size // BYTES) < count:
                 raise OSError(

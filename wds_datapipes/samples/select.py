@@ -56,7 +56,7 @@ class _Pattern:
         self._matches, self._meta_matches = ([re.compile(translate(p.lower())).match for p in part] for part in both)
 
     def __call__(self, field: str) -> bool:
-        name = field.lower()
+        name = str(field).lower()  # users' functions may return other names
         if name[:2] == "__":
             return any(match(name) for match in self._meta_matches)
         return any(match(name) or match(f".{name}") for match in self._matches)

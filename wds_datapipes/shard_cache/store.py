@@ -15,6 +15,7 @@ from typing import BinaryIO
 from wds_datapipes.errors import CorruptShardError, ShardError, ShardOpenError, TruncatedShardError, WdsError
 from wds_datapipes.io.file_lock import READ_ONLY, lock_file
 from wds_datapipes.io.remote.remote_file import FileFacts
+from wds_datapipes.io.urls import create_folder
 from wds_datapipes.redaction.signatures import without_signature
 from wds_datapipes.shard_cache.download import DownloadRequest, UncachedError, cache_error, fetch_copy
 from wds_datapipes.shard_cache.entry import UNKNOWN, CopyFacts, Entry, UrlToName, digest_of, stamp
@@ -101,7 +102,7 @@ class CacheFolder:
             self._keep_limit()
             if (copy := self._open_pinned(entry, request)) is not None:
                 return request.count("cache_hits", copy)
-            self.path.mkdir(parents=True, exist_ok=True)
+            create_folder(self.path)
             with lock_file(entry.lock, wait=wait) as descriptor:
                 if descriptor is None:
                     return None

@@ -110,4 +110,6 @@ def is_shard(name: str) -> bool:
 
 def relative_to(path: str) -> str:
     """Return a note with the working directory, for messages about a path that is relative to it."""
+    if path[:1] == "~":
+        return f" (~ is not expanded: write {os.path.expanduser(path)!r})"  # noqa: PTH111  ~ of other users, too
     return "" if Path(path).is_absolute() else f" (from {Path.cwd()})"

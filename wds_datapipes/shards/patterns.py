@@ -291,8 +291,12 @@ def compile_rules(rewrite: Rewrite | None, variables: Mapping[str, str]) -> Rule
     if rewrite is None:
         name = "WDS_REWRITE" if "WDS_REWRITE" in variables else "GOPEN_REWRITE"
         rewrite = list(_pairs(name, variables.get(name, "")))
+    given: Any = rewrite
+    pairs: list[Any] = [None] if isinstance(given, str | bytes) or not isinstance(given, Iterable) else list(given)
+    if not all(isinstance(pair, tuple | list) and [*map(type, pair)] == [str, str] for pair in pairs):
+        raise TypeError(f'rewrite must be pairs of two strings, as in [("s3://", "/mnt/")], not {rewrite!r:.200}')
     rules = []
-    for expression, replacement in rewrite:
+    for expression, replacement in pairs:
         try:
             pattern = re.compile(expression)
             pattern.sub(replacement, "")

@@ -21,6 +21,7 @@ from wds_datapipes.errors import (
 )
 from wds_datapipes.extras import require
 from wds_datapipes.io.compression.formats import COMPRESSIONS
+from wds_datapipes.io.file_kinds import BEGINNING, describe_kind
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.read_limits import limit_error
 from wds_datapipes.io.urls import without_query
@@ -53,7 +54,8 @@ class RecordOptions(StreamOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.format is not None and self.format not in FORMATS:
+        given: Any = self.format
+        if given is not None and not (isinstance(given, str) and given in FORMATS):
             raise ValueError(f"format must be None or one of {', '.join(map(repr, FORMATS))}, not {self.format!r}")
         if not isinstance(self.key, str):
             raise TypeError(f"key must be the name of a field, not {self.key!r}")
@@ -94,13 +96,19 @@ class RecordOptions(StreamOptions):
                 if end - at > most:
                     raise limit_error(self.limits, "member_bytes", f"{place(number, offset)} has {end - at} bytes")
                 if end < 0:
-                    raise _fatal_error(value, record_format.title, place(number, offset))
+                    kind = "" if offset else describe_kind(window[:BEGINNING])
+                    raise _fatal_error(value, record_format.title, place(number, offset), kind)
                 at = end
                 shard.has_begun = True
                 try:
                     record: Any = self._as_fields(value)  # instead of the bytes of members
                     name = self._key_of(record, offset)
                 except (DecodeError, MissingFieldError) as fault:
+                    kind = "" if offset else describe_kind(window[:BEGINNING], may_be_text=True)
+                    if kind:
+                        raise CorruptShardError(
+                            f"{archive} does not hold {record_format.title}. {kind}. Write or fetch the file again"
+                        ) from None
                     if not policy.handle(type(fault)(f"{place(number, offset)} {fault}"), url=shard.url):
                         return
                 else:
@@ -112,9 +120,10 @@ class RecordOptions(StreamOptions):
                 finally:
                     del error  # avoid a reference cycle, which would keep files of its frames open
             if is_end and buffer.left:
+                kind = "" if buffer.offset else describe_kind(window[:BEGINNING], may_be_text=True)
                 raise TruncatedShardError(
                     f"{place(number + 1, buffer.offset)} is incomplete: the shard ends after {buffer.left} bytes of "
-                    "it. Write or fetch the file again"
+                    f"it. {f'{kind}. ' if kind else ''}Write or fetch the file again"
                 )
             if is_end and buffer.offset == 0:
                 raise TruncatedShardError(
@@ -184,15 +193,15 @@ def _split(record_format: RecordFormat, window: bytes, is_end: bool) -> Iterator
         yield -1, error
 
 
-def _fatal_error(error: Exception, title: str, place: str) -> ShardError:
-    """Return the error for a record after which reading the shard cannot continue."""
+def _fatal_error(error: Exception, title: str, place: str, kind: str = "") -> ShardError:
+    """Return the error for a record after which reading the shard cannot continue; ``kind`` says what the file is."""
     if isinstance(error, RecursionError):
         return ReadLimitError(
             f"{place} nests its values too deeply to be decoded. If the shard is valid, write it with flat records"
         )
     return CorruptShardError(
-        f"{place} cannot be decoded: {str(error) or type(error).__name__}. The file is damaged or does not hold "
-        f"{title}: write or fetch it again, or pass the right format="
+        f"{place} cannot be decoded: {str(error) or type(error).__name__}. {f'{kind}. ' if kind else ''}The file is "
+        f"damaged or does not hold {title}: write or fetch it again, or pass the right format="
     )
 
 

@@ -51,7 +51,7 @@ class HeaderWriter:
             raise ValueError(f"mtime must be a number of seconds since 1970, not {mtime!r}")
         names = []
         for what, name in (("user", user), ("group", group)):
-            raw = name.encode("utf-8")
+            raw = name.encode("utf-8", "surrogateescape")
             if len(raw) >= 32 or b"\0" in raw:
                 raise ValueError(f"{what} must have at most 31 bytes, without null bytes, not {name!r}")
             names.append(raw.ljust(32, b"\0"))

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from zlib import adler32
 
 from wds_datapipes.errors import CorruptShardError, TruncatedShardError, UnsupportedMemberError
+from wds_datapipes.io.file_kinds import describe_kind
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits, limit_error, trailing_zeros_error
 from wds_datapipes.tar.buffer import ReadBuffer
 
@@ -189,8 +190,9 @@ class HeaderReader:
         """
         if position == 0:
             what = "is empty" if not block else "is shorter than one tar header"
+            kind = f" {describe_kind(block)}." if describe_kind(block) else ""
             raise TruncatedShardError(
-                f"{self._archive} {what}: {len(block)} bytes. It is not a tar archive; write or fetch it again"
+                f"{self._archive} {what}: {len(block)} bytes.{kind} It is not a tar archive; write or fetch it again"
             )
         if block or inside:
             raise self._truncated()
@@ -247,10 +249,11 @@ class HeaderReader:
         # Some old programs summed signed bytes, which differs for non-ASCII names.
         if stored not in (sum(others), sum(SIGNED_BYTES.unpack(others))):
             if position == 0:
+                kind = describe_kind(block) or "Inspect the file; error pages of web servers are a common cause"
                 raise CorruptShardError(
                     f"{self._archive} is not a tar archive, plain or compressed with gzip, bzip2, xz or zstd: it "
-                    f"begins with {block[:24]!r}. Inspect the file; error pages of web servers are a common cause, and "
-                    f"JSON lines, msgpack and CBOR records are read with load_wds_records()"
+                    f"begins with {block[:24]!r}. {kind}; JSON lines, msgpack and CBOR records are read with "
+                    "load_wds_records()"
                 )
             raise self._corrupt(
                 f"has a damaged header at byte {position}: its checksum field is {raw_checksum!r}, and its bytes "

@@ -282,6 +282,10 @@ def _reported(path: str, what: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise ShardWriteError(f"The journal {path!r} cannot be {what}: {error.strerror}") from error
+    except ValueError as error:
+        if "null" not in str(error):  # no file can have this name
+            raise
+        raise ShardWriteError(f"The journal {path!r} cannot be {what}: {error}") from error
 
 
 def _parse_line(path: str, number: int, line: bytes, checksum: int) -> tuple[dict[str, Any], int]:

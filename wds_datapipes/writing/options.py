@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
@@ -71,6 +72,8 @@ class WriteOptions:
     index: bool = False
 
     def __post_init__(self) -> None:
+        if not math.isfinite(self.mtime):
+            raise ValueError(f"mtime must be a number of seconds since 1970, not {self.mtime!r}")
         if self.index and self.key_rule is None:
             raise ValueError("index=True needs a key_rule, because the index records it")
         find_compression(self.compress, "")

@@ -44,7 +44,7 @@ def key_of(sample: Sample) -> str:
     """
     try:
         key = sample["__key__"]
-    except (TypeError, KeyError):
+    except (TypeError, LookupError):
         fields = f" with {' '.join(map(str, sample))}" if hasattr(sample, "keys") else ""
         advice = "Add a key, as in {'__key__': f'{number:06d}', **sample}"
         if not fields:

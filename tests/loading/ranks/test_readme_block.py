@@ -25,6 +25,7 @@ CHANGES = {'"s3://bucket/': '"bucket/', "num_workers=8": "num_workers=1", "range
 
 
 def block() -> str:
+    text: str
     [text] = [each.text for each in blocks_of((ROOT / "README.md").read_text("utf-8")) if "def epochs" in each.text]
     for old, new in CHANGES.items():
         assert text.count(old) == 1
@@ -34,9 +35,14 @@ def block() -> str:
 
 def test_the_plan_of_the_block_for_a_bucket_has_no_warning() -> None:
     """With ImageNet's number of images."""
-    source = {name: int(number) for name, number in re.findall(r"(global_batch_size|lanes)=(\d+)", block())}
+    batch, lanes = (int(number) for number in re.findall(r"(?:global_batch_size|lanes)=(\d+)", block()))
     shards = Manifest([ShardInfo(f"{number:06d}.tar", 1251, 1251 * 110_000) for number in range(1024)])
-    assert plan_run(shards, RunShape(hosts=1, ranks_per_host=RANKS, num_workers=8, **source)).warnings == ()
+    assert (
+        plan_run(
+            shards, RunShape(hosts=1, ranks_per_host=RANKS, num_workers=8, global_batch_size=batch, lanes=lanes)
+        ).warnings
+        == ()
+    )
 
 
 @pytest.mark.timeout(600)

@@ -261,7 +261,12 @@ def test_a_batch_is_compared_with_the_part_of_a_rank(manifest: Manifest) -> None
     ("make", "options", "error", "message"),
     [
         (IndexedSamples, {"global_batch_size": 0}, ValueError, "global_batch_size must be at least 1, not 0"),
-        (IndexedSamples, {"global_batch_size": 2.5}, TypeError, "global_batch_size must be an integer, not 2.5"),
+        (
+            IndexedSamples,
+            {"global_batch_size": 2.5},
+            TypeError,
+            "global_batch_size must be an integer or None, not 2.5",
+        ),
         (IndexedSamples, {"lanes": 0, "global_batch_size": 8}, ValueError, "lanes must be at least 1, not 0"),
         (
             IndexedSamples,

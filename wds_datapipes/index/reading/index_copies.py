@@ -19,7 +19,7 @@ from wds_datapipes.index.options import AccessOptions
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.host_results import share_on_host
 from wds_datapipes.io.openers import redact
-from wds_datapipes.io.urls import is_remote, split_scheme
+from wds_datapipes.io.urls import create_folder, is_remote, split_scheme
 from wds_datapipes.shard_cache.download import DownloadRequest
 from wds_datapipes.shard_cache.entry import UNKNOWN, entries, modified_ns
 from wds_datapipes.shard_cache.eviction import evict, reserve_space
@@ -96,7 +96,7 @@ class IndexCopies:
             return
         self._is_cleaned = True
         with suppress(OSError):  # the disk is read-only
-            self._folder.path.mkdir(parents=True, exist_ok=True)
+            create_folder(self._folder.path)
             cleaned.touch()
             reserve_space(self._folder.path, None, 0, sys.maxsize)  # removes what killed processes left behind
             for entry in entries(self._folder.path):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
+from wds_datapipes.arguments import checks_calls
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import ADVICE, Checkpoint, WorkerState, checkpoints_in, is_all, state_of
 from wds_datapipes.pipes.foreign_stages import declared
@@ -30,6 +31,7 @@ MAX_RANKS = 1 << 20
 Identity = tuple[int, int, int]
 
 
+@checks_calls
 @refusing_corrupt_states()
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Merge the states of all ranks of a run, saved between the same steps.

@@ -179,8 +179,8 @@ class SampleLogger(CountingStage[Any]):
     ) -> None:
         check_integer("first", first, 0)
         check_optional_integer("every", every, 1)
-        target = logging.getLogger("wds_datapipes") if logger is None else logger
-        if not isinstance(target, logging.Logger) and target not in ("stdout", "stderr"):
+        target: Any = logging.getLogger("wds_datapipes") if logger is None else logger
+        if not isinstance(target, logging.Logger) and not (isinstance(target, str) and target in ("stdout", "stderr")):
             raise TypeError(f'logger must be a logging.Logger, "stderr" or "stdout", not {logger!r}')
         super().__init__(source, target=target, first=first, every=every)
         self.position_log = None if positions is None else Path(positions)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from torch.utils.data import default_collate
 
-from wds_datapipes.arguments import check_integer
+from wds_datapipes.arguments import check_integer, checks_calls
 from wds_datapipes.codecs.batch_decoding import decode_batches
 from wds_datapipes.codecs.decoding import Decoder, DecoderChain
 from wds_datapipes.codecs.encoding import EncoderChain, FieldEncoder
@@ -252,6 +252,7 @@ class RegisteredDecoder(DecodingStage[Sample]):
     function = staticmethod(decode_samples)
 
 
+@checks_calls
 def register_decoder(name: str, extensions: str | Iterable[str]) -> Callable[[F], F]:
     """Register a function ``bytes -> value`` as a stage, and as a decoder of ``wds_decode``; used as a decorator.
 

@@ -190,6 +190,8 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
             raise ValueError(f"the datasets of a mixture need nonempty names, not {list(shards)!r:.200}")
         datasets = shards if isinstance(shards, Mapping) else {"": shards}
         listed = [join] if isinstance(join, str | os.PathLike | Manifest | Join) else join
+        if not isinstance(listed, Iterable):
+            raise TypeError(f"join must be a dataset, a Join, or a list of these, not {join!r:.200}")
         joined = [each if isinstance(each, Join) else Join(each) for each in listed]
         others = [(shard_sizes(each.shards, access), each.missing) for each in joined]
         for sizes, _ in others:

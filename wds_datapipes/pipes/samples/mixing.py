@@ -77,6 +77,7 @@ class SampleMixer(SeededStage, SnapshotStage[Any]):
         self.source = source
         self.others = others
         if weights is not None:
+            weights = list(weights)
             if len(weights) != 1 + len(others):
                 raise ValueError(f"mix_samples needs a weight for each of its {1 + len(others)} sources, not {weights}")
             check_weights({f"source {number}": weight for number, weight in enumerate(weights)})

@@ -9,6 +9,7 @@ from pathlib import Path
 from wds_datapipes.arguments import check_choice
 from wds_datapipes.errors import SpecError
 from wds_datapipes.io.compression.formats import SHARD_SUFFIXES
+from wds_datapipes.io.urls import explain_path
 from wds_datapipes.pipes.stage import FunctionStage
 from wds_datapipes.shards.directory_queue import After, Select, take_files
 from wds_datapipes.shards.patterns import expand_braces
@@ -79,7 +80,10 @@ class DirectoryShards(FunctionStage[str]):
         timeout_s: float | None = None,
     ) -> None:
         if not Path(path).is_dir():
-            raise SpecError(f"DirectoryShards needs a directory, but there is none at {os.fspath(path)!r}")
+            raise SpecError(
+                f"DirectoryShards needs a directory, but there is none at {os.fspath(path)!r}."
+                f"{explain_path(os.fspath(path))}"
+            )
         if not pattern or "/" in pattern:
             raise SpecError(f'pattern must be a pattern of file names, such as "train-*.tar", not {pattern!r}')
         check_choice("select", select, Select)

@@ -135,4 +135,6 @@ def _known_shards(manifest: Manifest | str | os.PathLike[str] | None) -> KnownSh
     from wds_datapipes.index.manifest import Manifest, read_manifest
     from wds_datapipes.shard_cache.cached_shards import known_shards
 
+    if not isinstance(manifest, Manifest | str | os.PathLike):
+        raise TypeError(f"manifest must be a Manifest, or the path or URL of one, not {manifest!r:.200}")
     return known_shards((manifest if isinstance(manifest, Manifest) else read_manifest(manifest)).entries)

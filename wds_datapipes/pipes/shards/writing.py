@@ -78,6 +78,10 @@ class SampleWriter(FunctionStage[ShardInfo]):
         written = {"maxcount": maxcount, "maxsize": maxsize, "start_shard": start_shard, **options}
         super().__init__(source, pattern=os.fspath(pattern), on_error=on_error, **written)
         # This checks all arguments; no file is opened before the first sample.
+        if "share" in options:
+            raise TypeError(
+                ".write_wds_shards() takes no share=, because the loader tells each writer its rank and worker"
+            )
         check_call(".write_wds_shards()", ShardWriter.__init__, (None, pattern), written, hidden=1)
         ShardWriter(pattern, **{**written, "resume": False}, share=ALONE).close()
 
