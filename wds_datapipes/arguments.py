@@ -61,6 +61,8 @@ def check_path(name: str, value: Any) -> str:
     path = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not isinstance(path, str):
         raise TypeError(f"{name} must be a path or a URL, not {value!r:.200}")
+    if "\0" in path:
+        raise ValueError(f"{name} must be a path or a URL, but no file can have the name {path!r}")
     return path
 
 

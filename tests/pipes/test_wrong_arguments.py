@@ -15,7 +15,7 @@ import wds_datapipes
 @pytest.mark.parametrize(
     ("stage", "arguments", "options", "message"),
     [
-        ("load_wds_shards", (), {"end_marker": "none"}, 'end_marker must be "required" or "optional", not'),
+        ("load_wds_shards", (), {"end_marker": "none"}, 'end_marker must be "required", "optional" or "final", not'),
         ("load_wds_shards", (), {"on_error": "ignore"}, 'on_error must be "raise", "warn", "skip", an ErrorBudget or'),
         ("load_wds_shards", (), {"timeout_s": 0}, "timeout_s must be a positive number of seconds, not 0"),
         ("load_wds_shards", (), {"retries": -1}, "retries must be at least 0, not -1"),

@@ -116,7 +116,7 @@ def test_archives_without_end_markers_are_converted_on_request(folder: Path) -> 
         convert_shards(odd, "a.tar", "out/", num_workers=0, retries=0)
     [shard] = convert_shards(odd, "a.tar", "out/", num_workers=0, end_marker="optional")
     assert (shard.read, shard.info.samples) == (1, 1)
-    with pytest.raises(ValueError, match='end_marker must be "required" or "optional"'):
+    with pytest.raises(ValueError, match='end_marker must be "required", "optional" or "final", not'):
         convert_shards(odd, "a.tar", "out/", end_marker="none")  # type: ignore[arg-type]
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from wds_datapipes.arguments import check_integer, check_optional_integer
+from wds_datapipes.arguments import check_integer, check_optional_integer, check_path
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.inspection import upstream
@@ -89,14 +89,12 @@ class ShardCacher(EngineStage[str]):
         manifest: Manifest | str | os.PathLike[str] | None = None,
         url_to_name: UrlToName | None = None,
     ) -> None:
-        if not isinstance(cache_dir, str | os.PathLike):
-            raise TypeError(f"cache_dir must be the path of a folder, not {cache_dir!r}")
         if url_to_name is not None and not callable(url_to_name):
             raise TypeError(f"url_to_name must be a function of a URL, not {url_to_name!r}")
         max_bytes = check_optional_integer("max_bytes", max_bytes, 1)
         prefetch = check_integer("prefetch", prefetch, 0)
         self.source = source
-        self.cache_dir = os.fspath(cache_dir)
+        self.cache_dir = check_path("cache_dir", cache_dir)
         self.max_bytes = max_bytes
         self.prefetch = prefetch
         self.url_to_name = url_to_name
