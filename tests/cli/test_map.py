@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 import time
 from pathlib import Path
@@ -51,3 +52,12 @@ def test_an_error_in_the_module_keeps_its_traceback(program: Any, shards: list[s
     Path("broken.py").write_text("import nosuchpackage\n")
     with pytest.raises(ModuleNotFoundError, match="nosuchpackage"):
         program("map", "a-0.tar", "-o", "o/", "-f", "broken:f")
+
+
+@pytest.mark.parametrize("work", [["-f", "mapping:forgets"], ["-c", "rm sample.*"]])
+def test_dropping_all_samples_is_noticed(process: Any, shards: list[str], work: list[str]) -> None:
+    Path("mapping.py").write_text("def forgets(sample): {**sample, 'label': b'n'}\n")
+    done = process("map", *shards, *work, "-o", "o/")
+    assert done.code == 0
+    assert "0 samples of " in done.out.decode()
+    assert re.fullmatch(r"Warning: The function dropped all \d+ samples, so 3 new shards .* to keep it\n", done.err)

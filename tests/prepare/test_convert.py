@@ -128,6 +128,22 @@ def test_a_shard_without_samples_is_written_too(shards: list[str]) -> None:
     assert new(convert_shards(lambda sample: sample if sample["__key__"][0] == "3" else None, shards, "out/")) == []
 
 
+@pytest.mark.parametrize("whole_shards", [False, True])
+def test_a_function_that_drops_everything_warns(shards: list[str], whole_shards: bool) -> None:
+    def forgets_to_return(sample: Any) -> Any:
+        return filter(lambda each: False, sample) if whole_shards else None
+
+    warning = r"The function dropped all 30 samples, so 6 new shards without samples were written.* return the sample"
+    with pytest.warns(UserWarning, match=warning):
+        convert_shards(forgets_to_return, shards, "out/", whole_shards=whole_shards)
+    assert new(convert_shards(forgets_to_return, shards, "out/", whole_shards=whole_shards)) == []
+
+
+def test_old_shards_are_removed_only_if_they_are_numbered(shards: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"Surplus shards .* only if .* numbered, but 'out/\{name\}' has no"):
+        convert_shards(lambda sample: sample, shards, "out/", remove_old=True)
+
+
 # A second call
 
 

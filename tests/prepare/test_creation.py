@@ -98,6 +98,19 @@ def test_shards_equal_those_of_a_shard_writer(
         assert [shard.info.samples for shard in made] == [info.samples for info in writer.shards]
 
 
+@pytest.mark.parametrize("limits", [{"maxcount": 3}, {"maxsize": 3000}])
+def test_limits_of_numbered_shards_are_refused_for_one_archive(tmp_path: Path, limits: Any) -> None:
+    (tmp_path / "recipe").write_text("a.txt text:1\n")
+    with pytest.raises(ValueError, match=r"maxcount and maxsize limit numbered shards, but .*one\.tar' is one archive"):
+        create_shards(Recipe(tmp_path / "recipe"), tmp_path / "one.tar", **limits)
+
+
+def test_a_function_that_drops_everything_warns(tmp_path: Path) -> None:
+    (tmp_path / "recipe").write_text("a.txt text:1\nb.txt text:2\n")
+    with pytest.warns(UserWarning, match=r"The function dropped all 2 samples, so 1 new shard without samples"):
+        create_shards(Recipe(tmp_path / "recipe"), tmp_path / "%d.tar", function=lambda sample: None, num_workers=0)
+
+
 def test_new_keys_count_in_the_source_also_in_another_order(files: Path) -> None:
     create(files, NUMBERS.replace("00.", "a/00."), "a.tar", rekey="{name}/{number:03d}", seed=1)
     assert sorted(keys(files / "a.tar")) == [f"{number:02d}/{number:03d}" for number in range(10)]

@@ -35,25 +35,31 @@ class WriteArguments:
     """The options of all commands that write numbered shards.
 
     Writing:
-        --maxcount NUMBER: The maximum number of samples in a shard.
-        --maxsize BYTES: The maximum size of a shard, such as 500MB or 2GiB.
+        --maxcount NUMBER: The maximum number of samples in a numbered shard, by default 100,000.
+        --maxsize BYTES: The maximum size of a numbered shard, such as 500MB or 2GiB, by default 3GB.
         --compress KIND: gz, bz2, xz or zst; by default, the file name decides.
         --index: Write an index next to each shard, as the command index does.
         --remove-old: Remove surplus shards of an earlier, larger run.
         --on-error: Whether to stop at bad samples, or to skip and report them and the rest of bad shards.
     """
 
-    maxcount: Positive = 100_000
-    maxsize: str = "3GB"
+    maxcount: Positive | None = None
+    maxsize: str = ""
     compress: str | None = None
     index: bool = False
     remove_old: bool = False
     on_error: Literal["raise", "skip"] = "raise"
 
-    @property
-    def max_bytes(self) -> float:
-        """The maximum size of a shard in bytes."""
-        return parse_bytes(self.maxsize, "--maxsize")
+    def limits_of(self, output: str) -> dict[str, Any]:
+        """Return the limits of the shards of an output, after checking that options for numbered shards apply."""
+        limits = {"maxcount": self.maxcount or 100_000, "maxsize": parse_bytes(self.maxsize or "3GB", "--maxsize")}
+        given = {"--maxcount": self.maxcount, "--maxsize": self.maxsize, "--remove-old": self.remove_old}
+        if (ignored := [name for name, value in given.items() if value]) and not NUMBER.search(output):
+            raise WrongUse(
+                f"{' and '.join(ignored)} cannot be used with one archive, which is what --output {redact(output)!r} "
+                "names. Name numbered shards, as in --output out-%06d.tar"
+            )
+        return limits
 
     def skip_into(self, faults: list[Exception]) -> Callable[[Exception], bool]:
         """Return a handler that adds errors to a list if ``on_error`` is ``"skip"``, and raises them otherwise."""
@@ -168,7 +174,7 @@ def open_output(target: str, urls: list[str], options: CopyArguments) -> ShardWr
         raise WrongUse("--json and the archive cannot both go to standard output. Name a file with --output")
     if target == "-" and sys.stdout.isatty():
         raise WrongUse("An archive cannot be written to a terminal. Name a file with --output, or write to a pipe")
-    limits: dict[str, Any] = {"maxcount": options.maxcount, "maxsize": options.max_bytes}
+    limits = options.limits_of(target)
     given: dict[str, Any] = {
         "encoder": False,
         "compress": options.compress,

@@ -156,8 +156,7 @@ def create_from(open_source: Callable[[Faults], Source], options: CreateArgument
         made = create_shards(
             source,
             output,
-            maxcount=options.maxcount,
-            maxsize=options.max_bytes,
+            **options.limits_of(output),
             function=function,
             decode=decode,
             rekey=options.rekey,

@@ -20,7 +20,7 @@ from wds_datapipes.io.remote.remote_file import file_facts
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.parallel.map_shards import Shards, resolve_shards
 from wds_datapipes.prepare.shard_producer import RunKeywords, RunOptions, ShardProducer
-from wds_datapipes.prepare.shard_run import DETERMINISTIC_ERRORS, ConvertedShard, ShardRun
+from wds_datapipes.prepare.shard_run import DETERMINISTIC_ERRORS, ConvertedShard, ShardRun, warn_if_all_dropped
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.samples.keys import first_dot
 from wds_datapipes.shards.loading import ReadOptions, read_shards
@@ -186,6 +186,7 @@ def convert_shards(
             raise _conversion_error(failures, len(urls), found.retries)
         run.remove_old()
     policy.finish()
+    warn_if_all_dropped(results)
     return results
 
 

@@ -20,7 +20,7 @@ from wds_datapipes.parallel.progress import ProgressMeter
 from wds_datapipes.prepare.plan import Plan, SpecFile, make_plan
 from wds_datapipes.prepare.sample_spec import Source, read_sample
 from wds_datapipes.prepare.shard_producer import RunKeywords, RunOptions, ShardProducer
-from wds_datapipes.prepare.shard_run import ConvertedShard, ShardRun
+from wds_datapipes.prepare.shard_run import ConvertedShard, ShardRun, warn_if_all_dropped
 from wds_datapipes.prepare.subset import check_rekey
 from wds_datapipes.system import default_workers
 from wds_datapipes.types import Sample
@@ -90,7 +90,7 @@ def create_shards(
     Args:
         source: the samples.
         output: a pattern such as ``%06d.tar``. Without a placeholder for the number, a single archive of any size is
-            written. Local folders are created.
+            written, and ``maxcount`` and ``maxsize`` cannot be used. Local folders are created.
         maxcount: the maximum number of samples in a shard.
         maxsize: the maximum size of a shard in bytes, including headers and before compression; a single sample may be
             larger. The output of commands counts as 0 bytes; with a function, the size of its input counts.
@@ -141,6 +141,11 @@ def create_shards(
     text = os.fspath(output)
     is_one = not NUMBER.search(text)
     if is_one:
+        if (maxcount, maxsize) != (100_000, 3e9):  # the defaults
+            raise ValueError(
+                f"maxcount and maxsize limit numbered shards, but {redact(text)!r} is one archive of any size. Put a "
+                "placeholder for the number into the name, as in out-%06d.tar"
+            )
         maxcount, maxsize = 2**62, float("inf")
     else:
         check_pattern(text, maxcount=maxcount, maxsize=maxsize)
@@ -186,4 +191,5 @@ def create_shards(
             results = run.produce(finished, policy, fail, label="Writing", num_workers=workers)
             run.remove_old()
     policy.finish()
+    warn_if_all_dropped(results)
     return results

@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from wds_datapipes.errors import EncodeError, ShardWriteError, UnsafeInputError
+from wds_datapipes.errors import EncodeError, ShardWriteError, UnsafeInputError, plural
 from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.sinks import size_of
@@ -23,6 +23,7 @@ from wds_datapipes.parallel.progress import ProgressMeter
 from wds_datapipes.prepare.shard_producer import ShardProducer, WrittenShard
 from wds_datapipes.redaction import hides_credentials
 from wds_datapipes.types import ShardInfo
+from wds_datapipes.user_warnings import warn_user
 from wds_datapipes.writing.journal import FinishedShard, ShardJournal
 from wds_datapipes.writing.options import WriteKeywords
 from wds_datapipes.writing.shard_names import NUMBER, describe_old_shards, find_old_shards, remove_old_shards
@@ -69,7 +70,7 @@ class ShardRun:
         made_by: everything that determines the content of a shard, apart from its input and the options.
 
     Raises:
-        ValueError: there are surplus shards and ``remove_old`` is false.
+        ValueError: there are surplus shards and ``remove_old`` is false, or it is true and shards are not numbered.
         StateError: another process uses the journal.
         ShardWriteError: a folder cannot be created.
     """
@@ -87,6 +88,11 @@ class ShardRun:
         self._items, self._outputs, self._producer = items, outputs, producer
         self._options = options = producer.options
         is_numbered = NUMBER.search(pattern) is not None
+        if options.remove_old and not is_numbered:
+            raise ValueError(
+                f"Surplus shards can be removed only if shards are numbered, but {redact(pattern)!r} has no "
+                "placeholder for a number, such as %06d"
+            )
         self._old = find_old_shards(pattern, len(outputs), 1, options.storage_options) if is_numbered else []
         if self._old and not options.remove_old:
             raise ValueError(
@@ -221,6 +227,17 @@ class ShardRun:
         """Close the journal."""
         if self._journal is not None:
             self._journal.close()
+
+
+def warn_if_all_dropped(shards: Sequence[ConvertedShard]) -> None:
+    """Warn if new shards are empty because a function has dropped every sample."""
+    new = [shard for shard in shards if shard.is_new]
+    dropped = sum(shard.read - shard.skipped for shard in new)
+    if dropped > 0 and not any(shard.info.samples for shard in new):
+        warn_user(
+            f"The function dropped all {plural(dropped, 'sample')}, so {plural(len(new), 'new shard')} without samples "
+            "were written. A function drops a sample by returning None: return the sample to keep it"
+        )
 
 
 def _name(output: str) -> str:
