@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wds_datapipes import IndexedSamples
+from wds_datapipes import IndexedSamples, StatefulShards
 from wds_datapipes.index import EpochOptions, Manifest
 from wds_datapipes.index.order.batch_share import WHOLE_EPOCH
 from wds_datapipes.index.order.phases import check_schedule
@@ -119,5 +119,10 @@ def test_a_schedule_needs_steps() -> None:
     weights = [(0, {"a": 1}), (2, {"a": 2})]
     with pytest.raises(ValueError, match="weights by step require global_batch_size"):
         check_schedule(weights, ["a"], None)
-    with pytest.raises(RuntimeError, match="this loader does not count the steps of a run"):
-        next(iter(IndexedSamples({"a": manifest("a", [9])}, weights=weights, global_batch_size=2)))
+    pipe = IndexedSamples({"a": manifest("a", [9])}, weights=weights, global_batch_size=2)
+    with pytest.raises(RuntimeError, match=r"Read with StatefulShards, or with DataLoader2, ShardReadingService and a"):
+        next(iter(pipe))
+    # The loader is right, but this stage restarts the samples by its own count.
+    data = StatefulShards(pipe.batch(2).with_epoch(3), seed=1)
+    with pytest.raises(RuntimeError, match=r"without a later stage .*\.with_epoch\(\) .*epoch=EpochOptions\("):
+        next(iter(data))

@@ -62,6 +62,37 @@ def test_functions_filters_and_batches_of_a_stream_may_change(workers: int) -> N
     assert len(phase["changes"]) == 3
 
 
+@pytest.mark.parametrize(
+    ("first", "changed"),
+    [
+        (lambda: stream().map(key_of).batch(3), lambda: stream().filter(is_wanted).map(marked).batch(2)),
+        (lambda: indexed("{0..5}.tar"), lambda: indexed("{0..5}.tar").map(str)),
+    ],
+    ids=["stream", "index"],
+)
+@pytest.mark.parametrize("kind", ["DataLoader2", "service", "StatefulShards"])
+def test_a_state_that_is_saved_before_the_first_item_is_that_of_the_changed_run(
+    kind: str, first: Any, changed: Any
+) -> None:
+    with open_service(first(), 0) as loader:
+        state, _ = begun(loader, 3)
+
+    def load(state: Any, *, amend: bool) -> tuple[Any, list[Any]]:
+        if kind == "StatefulShards":
+            data = StatefulShards(changed(), seed=7)
+            data.load_state_dict(state, amend=amend)
+            return data.state_dict(), list(data)
+        with open_service(changed(), 0) as loader:
+            (loader if kind == "DataLoader2" else loader.reading_service).load_state_dict(state, amend=amend)
+            return loader.state_dict(), list(loader)
+
+    saved, items = load(state, amend=True)
+    assert checkpoints_in(saved)[0].phases[-1]["changes"]
+    again, same = load(saved, amend=False)
+    assert same == items
+    assert again == saved
+
+
 def test_weights_of_mixed_streams_may_change() -> None:
     def mixed(weights: list[int]) -> Any:
         return stream("{0..2}.tar").mix_samples(stream("{3..5}.tar"), weights=weights, stop="all").map(key_of).batch(2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from torchdata.dataloader2 import (
 )
 from torchdata.dataloader2.random import SeedGenerator
 
-from wds_datapipes import ShardList, ShardReadingService
+from wds_datapipes import ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.epoch import EpochSeeds
 
@@ -113,6 +114,17 @@ def test_a_chosen_epoch_is_shared_by_ranks_after_a_service_that_spawns() -> None
     assert len(drawn) == 2  # whatever was before
     assert len({shared for _, shared, _ in drawn}) == 1
     assert len({own for *_, own in drawn}) == 2
+
+
+@pytest.mark.parametrize("seed", [-1, 1 << 64, 1.5, "1", True, None])
+def test_a_seed_is_an_unsigned_integer_of_64_bits(seed: Any) -> None:
+    with DataLoader2(pipeline(), reading_service=ShardReadingService()) as loader:
+        with pytest.raises((TypeError, ValueError), match=r"^seed must be .*integer") as raised:
+            loader.seed(seed)
+        with pytest.raises(raised.type, match=f"^{re.escape(str(raised.value))}$"):
+            StatefulShards(pipeline(), seed=seed)
+        loader.seed((1 << 64) - 1)
+        assert len(list(loader)) == 19
 
 
 def test_ranks_agree_on_epochs_if_only_the_first_is_reseeded() -> None:

@@ -29,7 +29,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from wds_datapipes.loading.transport import sender as outlet
 from wds_datapipes.loading.transport.bundle import TOGETHER_BYTES
-from wds_datapipes.loading.transport.protocol import COMMAND_BYTES, HEADER, INLINE, Kind, new_channel
+from wds_datapipes.loading.transport.protocol import COMMAND_BYTES, INLINE, Kind, new_channel
 from wds_datapipes.loading.transport.receiver import MAX_LENT, Message, Receiver
 from wds_datapipes.loading.transport.sender import ReceiverGone, Sender
 from wds_datapipes.loading.transport.serialization import APART, Serializer
@@ -207,9 +207,14 @@ def current(inlet: Receiver) -> Message:
     return message
 
 
+def request(inlet: Receiver, payload: object) -> None:
+    for message in inlet.pack_request(payload):
+        assert inlet.send_command(message)
+
+
 def begin(inlet: Receiver, epoch: int, payload: object) -> None:
     inlet.begin(epoch)
-    inlet.send_command(inlet.pack_request(payload))
+    request(inlet, payload)
 
 
 # order, and each once
@@ -439,20 +444,22 @@ def test_messages_without_items_of_any_size(size: int) -> None:
         assert len(joined.outlet._pool._segments) == (size > INLINE - 100)
 
 
-def test_commands_are_small() -> None:
+def test_a_command_has_as_many_messages_as_it_needs() -> None:
     with line() as joined:
-        size = 0
-        while len(b"".join(Serializer().pack(bytes(size))[0])) < COMMAND_BYTES - HEADER.size:
-            size = size + 1 if size > COMMAND_BYTES - 100 else COMMAND_BYTES - 99
-        joined.inlet.send_command(joined.inlet.pack_request(bytes(size)))
-        joined.outlet.receive_requests()
-        assert joined.outlet.requests.popleft()[1] == bytes(size)
-        with pytest.raises(ValueError, match=r"needs 65\d\d\d bytes, but a command has at most 65\d\d\d"):
-            joined.inlet.send_command(joined.inlet.pack_request(bytes(size + 1)))
+        for size in range(COMMAND_BYTES - 100, COMMAND_BYTES + 100, 7):
+            payload = random.Random(size).randbytes(size)
+            request(joined.inlet, payload)
+            joined.outlet.receive_requests()
+            assert joined.outlet.requests.popleft()[1] == payload
+        messages = joined.inlet.pack_request(payload := random.Random(1).randbytes(3 * COMMAND_BYTES))
+        assert max(map(len, messages)) == COMMAND_BYTES
+        for message in messages:
+            assert not joined.outlet.requests
+            assert joined.inlet.send_command(message)
+            joined.outlet.receive_requests()
+        assert joined.outlet.requests.popleft()[1] == payload
         with pytest.raises((pickle.PicklingError, AttributeError)):
-            joined.inlet.send_command(joined.inlet.pack_request(lambda: 0))
-        joined.outlet.receive_requests()
-        assert not joined.outlet.requests
+            joined.inlet.pack_request(lambda: 0)
 
 
 # changes to an item after it was put
@@ -576,7 +583,7 @@ def test_items_of_a_killed_process_arrive_even_if_it_never_read() -> None:
         time.sleep(LIMIT_S)
 
     with in_a_process(run) as (inlet, pid):
-        inlet.send_command(inlet.pack_request([]))  # it never reads these
+        request(inlet, [])  # it never reads these
         check(taken(inlet, following(inlet))[0], 0, 0, 2 * APART)
         inlet.credit()
         os.read(all_sent, 1)
@@ -617,7 +624,7 @@ def test_closing_wakes_both_ends() -> None:
             read_and_kill(inlet, pid, -1, [2 * APART] * 100, [None])
         assert os.waitpid(pid, 0)[1] == 0
         inlet.cut()  # again, without a peer
-        inlet.send_command(inlet.pack_request([]))
+        request(inlet, [])
         inlet.credit()
 
 

@@ -22,7 +22,7 @@ from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import SampleMultiplexer
 from users_stages import InMain
 
-from wds_datapipes import ShardList, ShardReadingService
+from wds_datapipes import ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.loading.splitting import WorkerIdentity, split_by_worker
 from wds_datapipes.testing import build_shard
@@ -180,6 +180,72 @@ def test_each_worker_counts_separately_without_a_split() -> None:
     assert [sorted(epoch) for epoch in epochs] == [[0, 0, 1, 1, 2, 2], [0, 0, 1, 1, 3, 3]]
 
 
+def of_process(sample: dict[str, Any]) -> str:
+    return f"{os.getpid()} {sample['__key__']}"
+
+
+def by_process(items: list[str]) -> list[list[str]]:
+    """Return the keys of each process, in the order of their first items."""
+    found: dict[str, list[str]] = {}
+    for item in items:
+        process, key = item.split()
+        found.setdefault(process, []).append(key)
+    return list(found.values())
+
+
+def keys_of(epochs: list[list[str]]) -> list[list[str]]:
+    return [[item.split()[1] for item in epoch] for epoch in epochs]
+
+
+@pytest.fixture(scope="module")
+def long_shards(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("long")
+    for name in "abcd":
+        build_shard(folder / f"{name}.tar", [{"__key__": f"{name}{n:04}", "cls": "1"} for n in range(700)])
+    return f"{folder}/{{a..d}}.tar"
+
+
+#: The number of items after which the loop leaves each epoch.
+LEFT_AFTER = (3, 1, 40, 7, 250, 12)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("buffer", [5, 1500])
+def test_the_next_epoch_begins_with_the_next_item_that_the_loop_has_not_received(
+    workers: int, buffer: int, long_shards: str
+) -> None:
+    def pipe(n: int) -> Pipe:
+        shards = ShardList(long_shards).shuffle().sharding_filter()
+        stream: Pipe = shards.load_wds_shards().group_samples().shuffle_samples(buffer).with_epoch(n).map(of_process)
+        return stream
+
+    def load(n: int) -> Any:
+        loader = DataLoader2(pipe(n), reading_service=ShardReadingService(workers))
+        loader.seed(3)
+        return loader
+
+    with load(2000) as loader:
+        uninterrupted = list(itertools.islice(loader, 1000))
+    with load(500) as loader:
+        left = [list(itertools.islice(loader, count)) for count in LEFT_AFTER]
+        left.append(list(loader))
+        state = loader.state_dict()
+    data = StatefulShards(pipe(500), seed=3)
+    tracked = [
+        list(itertools.islice(data.tracked(DataLoader(data, batch_size=None, num_workers=workers)), count))
+        for count in (*LEFT_AFTER, 500)
+    ]
+    assert keys_of(left) == keys_of(tracked)
+    for found, whole in zip(by_process([*itertools.chain(*left)]), by_process(uninterrupted), strict=True):
+        assert found[: len(whole)] == whole[: len(found)]
+    with load(500) as loader:
+        loader.load_state_dict(state)
+        resumed = list(loader)
+    assert len(resumed) == 500
+    assert not {*keys_of([resumed])[0]} & {*keys_of(left)[-1]}
+
+
+@pytest.mark.filterwarnings("ignore:The loop has left an epoch of .with_epoch.* depends on timing")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_interrupted_epoch_under_a_loader(workers: int) -> None:
     pipe = numbers(10_000).sharding_filter().with_epoch(1000)

@@ -29,6 +29,7 @@ from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.inspection import upstream
 from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.pipes.state.pipeline_state import refusing_corrupt_states
+from wds_datapipes.seeds import check_seed
 from wds_datapipes.types import Instance
 
 NO_PIPELINE = (
@@ -127,6 +128,18 @@ class ShardDataLoader(DataLoader2):  # type: ignore[misc]  # torchdata has no ty
         self._restarts = False
         if self.valid_iterator_id is not None:
             self.valid_iterator_id += 1
+
+    def seed(self, seed: int) -> None:
+        """Set the seed of the run that the next epoch begins.
+
+        Args:
+            seed: an unsigned integer of 64 bits.
+
+        Raises:
+            TypeError: it is not an integer.
+            ValueError: it is out of range.
+        """
+        super().seed(check_seed(seed))
 
     def set_epoch(self, epoch: int) -> None:
         """Select the number of the next epoch, which determines its order together with the seed."""

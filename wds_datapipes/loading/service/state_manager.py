@@ -47,6 +47,7 @@ class StateManager:
         self.given_rank: int | None = None
         self.group = group
         self._workers = workers
+        self._pipe: Any = None  # before the split, if it is known
         self._described: list[str] = []
         self._phases: list[dict[str, Any]] = []  # of a new run
         self._alike: Any = None  # the pipeline, if one state is that of all ranks
@@ -77,6 +78,7 @@ class StateManager:
 
     def describe(self, pipe: Any) -> None:
         """Record the pipeline before the split."""
+        self._pipe = pipe
         self._described = descriptions(pipe)
         self._phases = begin_run(pipe)
         self._alike = None if difference_of_ranks(pipe) else pipe
@@ -208,7 +210,10 @@ class StateManager:
         if self.refusal:
             raise StateError(self.refusal)
         if source is None and self._loaded:
-            return state_of(self._loaded)
+            loaded = self._loaded
+            if self._pipe is not None:  # it may amend the run
+                loaded = adopt(loaded, self._pipe, self._described, amend=self._amend)
+            return state_of(loaded)
         identity = self._identity(ranks)
         seeds, is_over = self.seeds, source is None or (source if replayed is None else replayed).is_over
         if is_over and self._seed is not None:  # the next epoch is the first of this seed

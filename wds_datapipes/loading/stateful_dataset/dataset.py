@@ -40,6 +40,7 @@ from wds_datapipes.loading.stateful_dataset.tracking import (
 from wds_datapipes.pipes.sharding import advice_for_split, is_read_by_shard
 from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.pipes.state.pipeline_state import difference_of_ranks, refusing_corrupt_states, replay_reason
+from wds_datapipes.seeds import check_seed
 from wds_datapipes.user_warnings import warn_user
 
 
@@ -93,9 +94,7 @@ class StatefulShards(IterableDataset[Any]):
         super().__init__()
         if not isinstance(pipe, IterDataPipe):
             raise TypeError(f"StatefulShards requires a pipeline, not {pipe!r}")
-        seed = check_integer("seed", seed)
-        if not 0 <= seed < 1 << 64:
-            raise ValueError(f"seed must be a non-negative integer of at most 64 bits, not {seed}")
+        seed = check_seed(seed)
         self._group = _group_of(distributed)
         refuse_hidden_stages(pipe)
         check_replicated(pipe, self._group)

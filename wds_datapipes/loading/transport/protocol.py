@@ -52,6 +52,8 @@ class Command(enum.IntEnum):
     TAKEN = 1
     #: Begin an epoch.
     RESET = 2
+    #: A part of the data of the next command, which does not fit into one message.
+    PART = 3
 
 
 class Header(NamedTuple):
@@ -80,7 +82,7 @@ class Header(NamedTuple):
 
 HEADER = struct.Struct("=IIQIiQQI")
 
-#: The maximum size of a command.
+#: The maximum size of a message with a command.
 COMMAND_BYTES = 64 * 1024
 
 

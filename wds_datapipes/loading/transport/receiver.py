@@ -107,18 +107,16 @@ class Receiver:
         begin = HEADER.size + header.records
         return Message(header, data[begin:], data[HEADER.size : begin])
 
-    def pack_request(self, payload: object) -> bytes:
-        """Return the command to begin the current epoch, for `send_command`.
+    def pack_request(self, payload: object) -> list[bytes]:
+        """Return the messages of the command to begin the current epoch, for `send_command`.
 
         Raises:
-            ValueError: the command is too large.
             Exception: ``payload`` cannot be pickled.
         """
-        body = serialize(payload)
-        limit = COMMAND_BYTES - HEADER.size
-        if len(body) > limit:
-            raise ValueError(f"the beginning of an epoch needs {len(body)} bytes, but a command has at most {limit}")
-        return HEADER.pack(*Header(Command.RESET, self.epoch)) + body
+        body, limit = serialize(payload), COMMAND_BYTES - HEADER.size
+        parts = [body[begin : begin + limit] for begin in range(0, len(body), limit)]
+        kinds = [*[Command.PART] * (len(parts) - 1), Command.RESET]
+        return [HEADER.pack(*Header(kind, self.epoch)) + part for kind, part in zip(kinds, parts, strict=True)]
 
     def send_command(self, message: bytes) -> bool:
         """Send a command without waiting; return whether there was room for it.

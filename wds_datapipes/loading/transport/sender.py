@@ -60,6 +60,7 @@ class Sender:
     def __init__(self, channel: socket.socket, *, window: int, together: int, name: str = "") -> None:
         self._channel = channel
         self._name = name
+        self._parts = b""
         self._window = window
         self._together = together
         self._pool = SegmentPool()
@@ -227,7 +228,10 @@ class Sender:
             raise ReceiverGone
         header, body = Header(*HEADER.unpack_from(message)), memoryview(message)[HEADER.size :]
         if header.kind != Command.TAKEN:
-            self.requests.append((header.epoch, unpack(body)))
+            self._parts += body
+            if header.kind == Command.RESET:
+                self.requests.append((header.epoch, unpack(self._parts)))
+                self._parts = b""
             return True
         with self._lock:
             if header.epoch == self.epoch:

@@ -103,13 +103,14 @@ class WorkerConnection:
         """
         self.expect(epoch, base)
         with self._lock:
-            message = self._receiver.pack_request(payload)
+            messages = deque(self._receiver.pack_request(payload))
 
         def send() -> bool:
-            has_room = self._receiver.send_command(message)
-            if not has_room:
+            while messages and self._receiver.send_command(messages[0]):
+                messages.popleft()
+            if messages:
                 self._receive()
-            return has_room
+            return not messages
 
         self._await(send, POLLIN | POLLOUT)
 

@@ -16,6 +16,7 @@ from wds_datapipes.loading.progress import LoopPosition, SnapshotWriter
 from wds_datapipes.loading.report import SHORTEST_S, WorkerReport, wait_bucket
 from wds_datapipes.loading.torchdata_api import WorkerInfo
 from wds_datapipes.loading.workers.loop_items import LoopItems, Pipe
+from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.stage import iterated_by_loader
 from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
 
@@ -35,7 +36,7 @@ class LocalItems(LoopItems):
     def __init__(
         self, source: Pipe, worker_reset_fn: Callable[[Any, Any, Any], Any] | None, replay_reason: str
     ) -> None:
-        super().__init__([LoopPosition()])
+        super().__init__([LoopPosition()], continues=PipelineGraph(source).spans_epochs)
         self.source = source
         self.counters = Counters()
         self._worker_reset_fn, self._replay_reason = worker_reset_fn, replay_reason
@@ -49,10 +50,12 @@ class LocalItems(LoopItems):
         self, seed_generator: Any, resumed: Checkpoint | None, iter_reset_fn: Callable[[Pipe], Pipe] | None, pipe: Pipe
     ) -> None:
         """Begin an epoch."""
+        # Without a stage that prefetches, the pipeline itself is where the loop has left it.
+        bases = self.bases(resumed) if resumed is not None or self.ahead is not None else None
         super().begin(seed_generator, resumed, iter_reset_fn, pipe)
         start = EpochStart(
             copy.deepcopy(seed_generator),  # the next epoch must not depend on how many seeds are drawn
-            None if resumed is None else resumed.parts[0],
+            None if bases is None else bases[0],
             self._replay_reason,
             iter_reset_fn=iter_reset_fn,
             worker_reset_fn=self._worker_reset_fn,

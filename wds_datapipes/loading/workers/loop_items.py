@@ -11,12 +11,14 @@ from dataclasses import replace
 from typing import Any
 
 from wds_datapipes.datapipes import IterDataPipe
+from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
 from wds_datapipes.loading.epoch import PlaceInRun
 from wds_datapipes.loading.progress import LoopPosition
 from wds_datapipes.loading.report import LoadingReport, WorkerReport, log_skipped, log_stragglers
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.stage import Stage, iterated_by_loader
+from wds_datapipes.user_warnings import warn_user
 
 Pipe = IterDataPipe[Any]
 
@@ -26,6 +28,7 @@ class LoopItems(Stage[Any]):
 
     Args:
         positions: for each worker, the items that the loop has received.
+        continues: whether an epoch continues where the previous one ended.
 
     Attributes:
         epoch: the number of epochs that have begun.
@@ -37,7 +40,7 @@ class LoopItems(Stage[Any]):
         ahead: the worker of each item that was taken but not delivered yet, if a stage of the main process prefetches.
     """
 
-    def __init__(self, positions: Sequence[LoopPosition]) -> None:
+    def __init__(self, positions: Sequence[LoopPosition], *, continues: bool) -> None:
         self.epoch = 0
         self.turn = 0
         self.is_over = False
@@ -46,6 +49,8 @@ class LoopItems(Stage[Any]):
         self.stragglers = set[str]()
         self.ahead: deque[int] | None = None
         self._positions = positions
+        self._continues = continues
+        self._has_warned = False
         self._logged = LoadingReport(0, [])
         self._began = time.monotonic()
 
@@ -66,6 +71,30 @@ class LoopItems(Stage[Any]):
         self.is_over = False
         if self.ahead is not None:
             self.ahead.clear()
+
+    def bases(self, resumed: Checkpoint | None) -> Sequence[WorkerState] | None:
+        """Return the state from which each worker begins the next epoch; None if it continues, or starts, by itself.
+
+        If the loop has left an epoch of a stream, the workers continue after the items that the loop has received,
+        and not after those that they have prefetched, whose number depends on timing.
+
+        Args:
+            resumed: the checkpoint from which the epoch resumes.
+        """
+        if resumed is not None:
+            return resumed.parts
+        if not self._continues or not self.epoch or self.is_over:
+            return None
+        try:
+            return [state.renewed() for state in self.states()]
+        except StateError as error:
+            if not self._has_warned:
+                self._has_warned = True
+                warn_user(
+                    "The loop has left an epoch of .with_epoch() before its end. The next epoch continues after the "
+                    f"items that were prefetched, whose number depends on timing, because there is no state: {error}"
+                )
+            return None
 
     def taken(self, worker: int) -> None:
         """Count the next item of a worker as taken by the pipeline of the main process."""

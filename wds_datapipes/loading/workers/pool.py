@@ -151,24 +151,26 @@ class PooledItems(LoopItems):
     is_remote = True
 
     def __init__(self, pool: WorkerPool, continues: bool) -> None:
-        super().__init__([connection.position for connection in pool.workers])
-        self._pool, self._continues = pool, continues  # in errors, torch prints attributes with the names of parameters
+        super().__init__([connection.position for connection in pool.workers], continues=continues)
+        self._pool = pool  # in errors, torch prints attributes with the names of parameters
         self._awaits_beginning = False
 
     def begin(
         self, seed_generator: Any, resumed: Checkpoint | None, iter_reset_fn: Callable[[Pipe], Pipe] | None, pipe: Pipe
     ) -> None:
         """Begin an epoch."""
+        bases = self.bases(resumed)
         super().begin(seed_generator, resumed, iter_reset_fn, pipe)
-        self._awaits_beginning = self._continues and resumed is None
+        self._awaits_beginning = self._continues and bases is None
         seed_stages(pipe, seed_generator, self.place)
         if (dispatcher := self._pool.dispatcher) is not None:
             for connection in (dispatcher, *self._pool.workers):
                 connection.drain()  # or the dispatching process could wait for a worker that waits for the loop
-            dispatcher.begin(self.epoch, (seed_generator, iter_reset_fn, self.place))
+            dispatcher.begin(self.epoch, (seed_generator, iter_reset_fn, self.place, None))
         for number, connection in enumerate(self._pool.workers):
-            base = WorkerState() if resumed is None else resumed.parts[number]
-            connection.begin(self.epoch, (seed_generator.spawn(number), iter_reset_fn, self.place), base)
+            base = None if bases is None else bases[number]
+            payload = seed_generator.spawn(number), iter_reset_fn, self.place, base if resumed is None else None
+            connection.begin(self.epoch, payload, base or WorkerState())
 
     def __iter__(self) -> Iterator[Any]:
         """Yield one item from each worker in turn, skipping workers that are exhausted.

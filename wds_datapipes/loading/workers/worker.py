@@ -202,13 +202,20 @@ class Worker:
         listings = [] if epoch is None or epoch.spans_epochs or epoch.is_resumed else listings_before(self.pipe)
         return [listing.whole for listing in listings if listing.is_split]
 
-    def begin(self, epoch: int, seed_generator: Any, iter_reset_fn: Callable[[Any], Any] | None, place: Any) -> None:
-        """Begin an epoch."""
+    def begin(
+        self,
+        epoch: int,
+        seed_generator: Any,
+        iter_reset_fn: Callable[[Any], Any] | None,
+        place: Any,
+        left_at: WorkerState | None,
+    ) -> None:
+        """Begin an epoch; of a stream, at the position where the loop has left the previous one, if it has."""
         self.iterator = None  # closes the files of the previous epoch
         self.sender.begin(epoch)
         if self.dispatched is not None:
             self.dispatched.begin(epoch)
-        state, self.resumed = self.resumed, None
+        state, self.resumed = left_at or self.resumed, None
         job = self.job
         start = EpochStart(
             seed_generator,

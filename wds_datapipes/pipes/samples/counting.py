@@ -212,9 +212,10 @@ class EpochSetter(SnapshotStage[Any]):
     exhausted. If ``.sharding_filter()`` or ``.resample_wds_shards()`` precedes this stage, the workers of a rank share
     the ``n`` items; otherwise, each worker yields ``n``. Put it after ``.batch()`` to count batches.
 
-    The position in the stream is stored in the process. It is lost if workers end with each epoch, as those of torch's
-    ``DataLoader`` do without ``persistent_workers=True``. If an epoch is abandoned, the items that workers have
-    prefetched are lost, too. Loop over `StatefulShards.tracked` to avoid both.
+    With `ShardReadingService`, and in a loop over `StatefulShards.tracked`, this holds for the items that the loop has
+    received. In a plain ``DataLoader``, the position in the stream is stored in the worker: it is lost if workers end
+    with each epoch, as they do without ``persistent_workers=True``, and if an epoch is abandoned, the items that
+    workers have prefetched are lost, too.
 
     The seed of the first epoch determines the order of every pass. Each pass has a different order, which is the same
     on all ranks and workers. Seeds that loaders set for later epochs have no effect. In each pass, the assignment of a

@@ -346,8 +346,10 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
                 self.load_phases([], -1, 0)
             if known is None and len(self.weights or ()) > 1:
                 raise RuntimeError(
-                    "The weights change by step, but this loader does not count the steps of a run. Use "
-                    "StatefulShards, or DataLoader2 with ShardReadingService and a seed"
+                    "The weights change by step, but the steps of the run are not counted here. Read with "
+                    "StatefulShards, or with DataLoader2, ShardReadingService and a seed, and without a later stage "
+                    "that restarts IndexedSamples, such as .with_epoch() or .mix_samples(). To set the length of an "
+                    "epoch, pass epoch=EpochOptions(samples=n); to mix, pass all datasets to IndexedSamples"
                 )
             place = self.place = (seed, 0) if known is None else known[:2]
         run, number = place
