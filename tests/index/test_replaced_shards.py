@@ -246,7 +246,7 @@ def test_columns_of_a_shard_that_was_replaced_are_an_error(tmp_path: Path) -> No
     assert [sample["__key__"] for sample in first] == ["old/007"]
     shard(tmp_path / "shards", changed(7, **{"a.txt": "00008"}), time=2 * 10**9)
     again = IndexedSamples(manifest, order="sequential", select=lambda index: index.columns["label"] == "00007")
-    with pytest.raises(ChangedShardError, match=r"made\.tar has .*modification time differs .* has columns.*cp -p"):
+    with pytest.raises(ChangedShardError, match=r"made\.tar has .*modification time differs .* has columns"):
         list(again)
 
 
@@ -272,7 +272,7 @@ def test_sizes_and_time_are_compared_if_a_users_key_rule_hides_the_names(tmp_pat
     with pytest.raises(ChangedShardError, match=r"instead of 'one\.txt' of 1 byte"):
         list(indexed)
     write("b", "1", 2 * 10**9)
-    with pytest.raises(ChangedShardError, match=r"modification time differs .* has key rule \S+:split_by_folder"):
+    with pytest.raises(ChangedShardError, match=r"modification time differs .* has the key rule \S+:split_by_folder"):
         list(indexed)
 
 

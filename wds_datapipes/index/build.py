@@ -18,11 +18,12 @@ from wds_datapipes.arguments import check_choice, checks_calls
 from wds_datapipes.errors import DuplicateKeyError, StaleSidecarError, plural
 from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.index.options import IndexOptions
+from wds_datapipes.index.origin import origin_of
 from wds_datapipes.index.reading.sample_reader import SampleReader, ShardRanges
 from wds_datapipes.index.shard_index import COLUMNS, MAX_VALUE_BYTES, RULES, ShardFacts, ShardIndex, rule_name
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
-from wds_datapipes.io.remote.remote_file import FileFacts, file_facts
+from wds_datapipes.io.remote.remote_file import file_facts
 from wds_datapipes.on_error.policy import note
 from wds_datapipes.samples.fields import describe_sample
 from wds_datapipes.samples.grouping import OnRepeatedKey, SampleGrouping
@@ -176,6 +177,8 @@ def index_scan(scan: ShardScan, members: Generator[MemberTuple, None, None] | No
     with closing(members or iter(scan)) as found:
         index = index_members(found, scan.shard, **rules)
     index.facts = replace(index.facts, **scan.facts)
+    if (index.facts.mtime_ns, index.facts.etag) != (None, None):
+        index.facts = replace(index.facts, origin=origin_of(scan.shard.url, scan.storage_options))
     return index
 
 
@@ -194,8 +197,10 @@ def check_index(
     Args:
         index: the index.
         url: the shard.
-        depth: ``"size"`` compares the size of the shard and its ETag, if it has one; ``"headers"`` reads all headers
-            and compares the positions of all samples; ``"bytes"`` also compares the digest, if the index has one.
+        depth: ``"size"`` compares the size of the shard and, where the index was built, its ETag or, if the index has
+            columns of your own or was built by your own key rule, its modification time; ``"headers"`` reads all
+            headers and compares the positions of all samples; ``"bytes"`` also compares the digest, if the index has
+            one.
         key_rule: the rule with which the index was built, if it is not one of this package.
         storage_options: passed to a remote file system.
         limits: the limits for the shard, see `ReadLimits`.
@@ -216,7 +221,10 @@ def check_index(
     """
     check_choice("depth", depth, Depth)
     path = os.fspath(url)
-    _check_facts(index.facts, file_facts(path, storage_options=storage_options), redact(path))
+    if change := index.describe_change(
+        origin_of(path, storage_options), file_facts(path, storage_options=storage_options)
+    ):
+        raise _stale(path, change)
     if depth == "size":
         return
     rule = key_rule or index.key_rule
@@ -238,13 +246,6 @@ def check_index(
         raise _stale(path, _difference(index, now))
     if now.facts.sha256 is not None and now.facts.sha256 != index.facts.sha256:
         raise _stale(path, f"its SHA-256 is {now.facts.sha256}, not {index.facts.sha256}")
-
-
-def _check_facts(then: ShardFacts, now: FileFacts, archive: str) -> None:
-    if None not in (then.bytes, now.bytes) and then.bytes != now.bytes:
-        raise _stale(archive, f"it has {now.bytes} bytes, not {then.bytes}")
-    if None not in (then.etag, now.etag) and then.etag != now.etag:
-        raise _stale(archive, f"its ETag is {now.etag!r}, not {then.etag!r}")
 
 
 def _difference(then: ShardIndex, now: ShardIndex) -> str:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,8 +21,9 @@ from wds_datapipes.index.file_format import index_url, index_urls, read_index, w
 from wds_datapipes.index.manifest import Manifest
 from wds_datapipes.index.options import AccessOptions, IndexOptions
 from wds_datapipes.index.order.permutation import Numbers
+from wds_datapipes.index.origin import origin_of
 from wds_datapipes.index.reading.index_copies import IndexCopies
-from wds_datapipes.index.shard_index import ShardIndex, rule_name
+from wds_datapipes.index.shard_index import RULES, Rules, ShardIndex
 from wds_datapipes.io.file_lock import NO_LOCKS, lock_file
 from wds_datapipes.io.host_results import share_on_host
 from wds_datapipes.io.openers import local_path, redact
@@ -99,8 +100,8 @@ def build_indexes(
         index_dir: a directory for the indexes, if the shards are on read-only storage; by default they are next to the
             shards.
         rebuild: build all indexes, even if they are valid.
-        options: how shards are indexed. An index built by other rules is invalid, as is one without a digest if there
-            should be one.
+        options: how shards are indexed. An index without a digest is invalid if there should be one. An index that
+            was built by other rules is an error, unless ``rebuild`` replaces it.
         columns: a function that computes columns of your own, such as labels, from each sample; see `build_index`. An
             index with columns of another function is invalid. Without this argument, valid indexes keep theirs.
         fields: the fields that this function needs; by default all. Others are not read.
@@ -119,7 +120,8 @@ def build_indexes(
     Raises:
         ShardError: a shard cannot be read.
         SampleError: a field occurs twice in a sample.
-        SidecarError: an index or its directory cannot be written, or a shard has changed while it was read.
+        SidecarError: an index or its directory cannot be written, an index was built by other rules, or a shard has
+            changed while it was read.
         WorkerDiedError: a process died without a result.
         ValueError: two shards would have the same index.
 
@@ -194,19 +196,18 @@ class _Indexer:
     columns_by: str | None = None
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     rebuild: bool = False
-    read: Callable[[str], ShardIndex] | None = None
 
     def find(self, url: str) -> IndexResult | None:
         """Return the result of a shard that has a valid index."""
         path, store = index_url(url, self.index_dir), self.storage_options
-        index = find_index(url, path, self.options, columns_by=self.columns_by, storage_options=store, read=self.read)
+        index = find_index(url, path, self.options, columns_by=self.columns_by, storage_options=store)
         return None if index is None else _result(url, path, index, is_new=False)
 
     def build(self, url: str) -> IndexResult:
         """Build the index of a shard."""
         path, store = index_url(url, self.index_dir), self.storage_options
-        if self.columns is None and not self.rebuild:
-            _check_no_columns(path, store)
+        if not self.rebuild:
+            _check_replaceable(path, self.options, has_columns=self.columns is not None, store=store)
         index = build_index(url, self.options, columns=self.columns, fields=self.fields, storage_options=store)
         write_index(index, path, storage_options=store)
         return _result(url, path, index, is_new=True)
@@ -219,12 +220,12 @@ def shard_sizes(
 
     Args:
         shards: a manifest, a pattern, or the URLs.
-        access: where the indexes are, and whether missing and stale ones are built.
+        access: where the indexes are, and whether and how missing and stale ones are built.
         window: the maximum number of shards of a lane whose samples are shuffled together.
         lanes: the number of lanes.
 
     Raises:
-        StaleSidecarError: a shard has no valid index.
+        StaleSidecarError: a shard has no valid index, and none may be built.
         ShardError: a shard cannot be indexed.
         ValueError: the cache has no space for a window.
     """
@@ -239,26 +240,131 @@ def shard_sizes(
     return list(zip(urls, counts, strict=True))
 
 
+class _Opened(NamedTuple):
+    """What opening a dataset finds out about the index of a shard.
+
+    Attributes:
+        url: the shard.
+        path: its index.
+        result: what a valid index has; None if there is no valid one.
+        rules: the rules of the index, valid or not, if it can be read.
+        problem: why the index is not valid.
+    """
+
+    url: str
+    path: str
+    result: IndexResult | None
+    rules: Rules | None
+    problem: str = ""
+
+
+def _open_index(url: str, access: AccessOptions, read: Callable[[str], ShardIndex]) -> _Opened:
+    """Read the index of a shard, and compare it with what the store reports about the shard.
+
+    Raises:
+        StaleSidecarError: it was built by other rules than those of ``access``.
+        ShardError: the shard cannot be opened.
+    """
+    path, store = index_url(url, access.index_dir), access.storage_options
+    now = file_facts(url, storage_options=store)
+    try:
+        index = read(path)
+    except (MissingSidecarError, CorruptSidecarError) as error:
+        return _Opened(url, path, None, None, str(error).removesuffix("."))
+    rules = index.facts.rules
+    if access.indexing is not None and rules != access.indexing.rules:
+        raise StaleSidecarError(
+            f"{redact(path)} was built with {rules}, and indexing= has {access.indexing.rules}. Remove indexing= to "
+            "use the index as it is, or build it again with build_indexes(..., rebuild=True)"
+        )
+    if change := index.describe_change(origin_of(url, store), now):
+        return _Opened(url, path, None, rules, f"the shard has changed since {redact(path)} was built: {change}")
+    return _Opened(url, path, _result(url, path, index, is_new=False), rules)
+
+
 def _find_or_build(
     urls: Sequence[str], access: AccessOptions, on_result: Callable[[object], object]
 ) -> list[list[Any]]:
     """Return the URL, the number of samples and the size of each shard, according to its index."""
-    index_dir, options, store = access.index_dir, IndexOptions(limits=access.limits), access.storage_options
-    indexer = _Indexer(index_dir, options, storage_options=store, read=IndexCopies(access).read)
-    found = list[IndexResult | None]()
+    opened = list[_Opened]()
+    work = partial(_open_index, access=access, read=IndexCopies(access).read)
     with ThreadPoolExecutor(THREADS, "wds-find-index") as threads:
-        for result in threads.map(indexer.find, urls):
-            found.append(result)
-            on_result(result)
-    missing = [url for url, result in zip(urls, found, strict=True) if result is None]
-    if missing and access.indexes == "require":
-        raise StaleSidecarError(
-            f"{redact(index_url(missing[0], index_dir))} is missing, damaged, stale or built with other options. Build "
-            'it with `wds-datapipes index`, or pass indexes="build"'
+        for each in threads.map(work, urls):
+            opened.append(each)
+            on_result(each)
+    missing = [each for each in opened if each.result is None]
+    if missing:
+        _check_may_build(missing, access)
+    results = [each.result for each in opened]
+    wanted = [(each, _options_to_build(each, opened, access)) for each in missing]
+    for rules in dict.fromkeys(options.rules for _, options in wanted):
+        those = [(each.url, options) for each, options in wanted if options.rules == rules]
+        results += build_indexes(
+            [url for url, _ in those],
+            index_dir=access.index_dir,
+            options=those[0][1],
+            on_result=on_result,
+            storage_options=access.storage_options,
         )
-    built = build_indexes(missing, index_dir=index_dir, options=options, on_result=on_result, storage_options=store)
-    facts = {each.url: [each.url, each.samples, each.bytes] for each in (*found, *built) if each is not None}
+    facts = {each.url: [each.url, each.samples, each.bytes] for each in results if each is not None}
     return [facts[url] for url in urls]
+
+
+def _check_may_build(missing: Sequence[_Opened], access: AccessOptions) -> None:
+    """Raise an error if the indexes that are not valid must not be built.
+
+    Raises:
+        StaleSidecarError: valid ones are required, or would have to be written to a store.
+    """
+    remote = [each for each in missing if local_path(each.path) is None]
+    if access.indexes == "build" or (access.indexes == "local" and not remote):
+        return
+    first, *others = remote or missing
+    count = f", nor have {len(others):,} others" if others else ""
+    rules = "" if first.rules in (None, Rules()) else f", with {first.rules}"
+    instead = ""
+    if access.indexes == "local":
+        instead = ""
+    if access.indexes == "local":
+        instead = (
+            ". Reading writes to a store only if it is asked to: pass access=AccessOptions(index_dir=...), a folder of "
+            'this host, or AccessOptions(indexes="build")'
+        )
+    raise StaleSidecarError(
+        f"{redact(first.url)} has no valid index{count}: {first.problem}. Build it with `wds-datapipes index` or "
+        f"build_indexes{rules}{instead}"
+    )
+
+
+def _options_to_build(missing: _Opened, opened: Sequence[_Opened], access: AccessOptions) -> IndexOptions:
+    """Return how a missing index is built: by its own rules if it is stale, otherwise by those of the other indexes.
+
+    Raises:
+        StaleSidecarError: the others have several rules, or a rule that is not of this package.
+    """
+    if access.indexing is not None:
+        return replace(access.indexing, limits=access.limits)
+    known = {each.rules: each for each in opened if each.rules is not None}
+    if missing.rules is None and len(known) > 1:
+        (one, first), (two, second), *_ = known.items()
+        raise StaleSidecarError(
+            f"{redact(missing.url)} has no valid index: {missing.problem}. It is unclear how to build it, because "
+            f"{redact(first.path)} was built with {one}, and {redact(second.path)} with {two}. Build it with "
+            "`wds-datapipes index` or build_indexes"
+        )
+    rules = missing.rules or next(iter(known), Rules())
+    if rules.key_rule not in RULES:
+        raise StaleSidecarError(
+            f"{redact(missing.url)} has no valid index: {missing.problem}. The dataset is indexed with {rules}, which "
+            "is not part of this package. Pass it, access=AccessOptions(indexing=IndexOptions(key_rule=...))"
+        )
+    key_rule, lowercase, on_duplicate = rules
+    return IndexOptions(
+        key_rule=RULES[key_rule],
+        lowercase=lowercase,
+        on_duplicate=on_duplicate,  # type: ignore[arg-type]  # a recorded str
+        limits=access.limits,
+    )
 
 
 def _check_cache(access: AccessOptions, sizes: Sequence[int] | Numbers, window: int, lanes: int) -> None:
@@ -290,16 +396,25 @@ def _result(url: str, path: str, index: ShardIndex, *, is_new: bool) -> IndexRes
     return IndexResult(url, path, len(index), index.members, facts.bytes or 0, facts.sha256, is_new)
 
 
-def _check_no_columns(path: str, storage_options: Mapping[str, Any] | None) -> None:
-    """Raise an error if a stale index has columns, which would be lost."""
+def _check_replaceable(path: str, options: IndexOptions, *, has_columns: bool, store: Mapping[str, Any] | None) -> None:
+    """Raise an error if an index has columns or rules that would be lost.
+
+    Raises:
+        StaleSidecarError: building it again would merge or split samples, or drop columns.
+    """
     try:
-        index = read_index(path, storage_options=storage_options)
+        index = read_index(path, storage_options=store)
     except (MissingSidecarError, CorruptSidecarError):
         return
-    if index.columns_by is not None:
+    if index.columns_by is not None and not has_columns:
         raise StaleSidecarError(
             f"{redact(path)} is stale and has the columns {index.user_columns}, so building it again requires their "
             "function. Pass it to build_indexes(columns=...), or delete the index"
+        )
+    if index.facts.rules != options.rules:
+        raise StaleSidecarError(
+            f"{redact(path)} was built with {index.facts.rules}, not with {options.rules}, so building it again would "
+            "change its samples. Pass the same rule, or rebuild=True to replace the index"
         )
 
 
@@ -355,18 +470,16 @@ def find_index(
     *,
     columns_by: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
-    read: Callable[[str], ShardIndex] | None = None,
 ) -> ShardIndex | None:
-    """Return the index of a shard if a valid one with these options exists; ``read`` reads it by its name."""
+    """Return the index of a shard if a valid one with these options exists."""
     try:
-        index = read_index(path, storage_options=storage_options) if read is None else read(path)
+        index = read_index(path, storage_options=storage_options)
     except (MissingSidecarError, CorruptSidecarError):
         return None
     if columns_by not in (None, index.columns_by):
         return None
     then, now = index.facts, file_facts(url, storage_options=storage_options)
-    rules = (rule_name(options.key_rule), options.lowercase, options.on_duplicate)
-    if (then.key_rule, then.lowercase, then.on_duplicate) != rules:
+    if then.rules != options.rules:
         return None
     if then.bytes is None or then.bytes != now.bytes or (options.digest and then.sha256 is None):
         return None

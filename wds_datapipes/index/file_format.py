@@ -36,7 +36,7 @@ ALIGNMENT = 64
 #: The maximum size of the JSON text, which usually takes about 1,000 bytes.
 MAX_HEADER_BYTES = 64 * 1024
 FORMAT = "wds-datapipes shard index"
-VERSION = 1
+VERSION = 2
 #: The types allowed for user columns.
 USER_KIND = re.compile(r"\|b1|<i8|<f8|<U\d{1,3}")
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from wds_datapipes.arguments import check_choice, check_integer, check_optional_integer, checks_calls
 from wds_datapipes.index.order.sample_order import Lengths
-from wds_datapipes.index.shard_index import ShardIndex
+from wds_datapipes.index.shard_index import Rules, ShardIndex, rule_name
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.redaction import hides_credentials
 from wds_datapipes.samples.fields import Lacking
@@ -67,6 +67,11 @@ class IndexOptions:
         check_choice("on_duplicate", self.on_duplicate, OnDuplicate)
         check_choice("end_marker", self.end_marker, EndMarker)
 
+    @property
+    def rules(self) -> Rules:
+        """The rules, as an index records them."""
+        return Rules(rule_name(self.key_rule), self.lowercase, self.on_duplicate)
+
 
 @checks_calls
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +82,12 @@ class AccessOptions:
         index_dir: the directory of the indexes; by default, they are next to the shards. A host downloads indexes from
             a store once, into ``cache_dir`` or a folder of this user for temporary files, and its processes map them;
             indexes that no process uses for a day are removed.
-        indexes: ``"build"`` missing and stale indexes when the dataset is opened, or ``"require"`` valid ones; those of
-            a manifest must exist. Of several processes, one builds, and the others wait for it; see `build_indexes`.
+        indexes: what to do about missing and stale indexes when the dataset is opened: ``"local"`` builds them on the
+            disks of this host, and is an error if they would have to be written to a store; ``"build"`` builds them
+            there, too; ``"require"`` is an error. Those of a manifest must exist. Of several processes, one builds,
+            and the others wait for it; see `build_indexes`.
+        indexing: how they are built; existing indexes must have the same rules. By default, they are built by the rules
+            of the dataset's other indexes.
         open_shards: the maximum number of shards that a process keeps open.
         read_ahead: about how many bytes of samples a process holds, 64 MiB by default: of remote shards, those that
             threads request before they are due; of local ones, half as many, of small fields that are read together.
@@ -91,14 +100,17 @@ class AccessOptions:
             this epoch has already used are evicted first, and a process releases those that it no longer reads. If a
             shard does not fit because all others are in use, its samples are requested from the store, with a warning.
         storage_options: options for fsspec, such as credentials.
-        limits: limits on the size of members and others, see `ReadLimits`.
+        limits: limits on the size of members and others, for reading and for the indexes that are built; see
+            `ReadLimits`.
 
     Raises:
-        TypeError, ValueError: an argument is invalid, or ``cache_bytes`` is given without ``cache_dir``.
+        TypeError, ValueError: an argument is invalid, ``indexing`` has limits of its own, or ``cache_bytes`` is given
+            without ``cache_dir``.
     """
 
     index_dir: str | os.PathLike[str] | None = None
-    indexes: Literal["build", "require"] = "build"
+    indexes: Literal["local", "build", "require"] = "local"
+    indexing: IndexOptions | None = None
     open_shards: int = 64
     read_ahead: int = HELD_BYTES
     cache_dir: str | os.PathLike[str] | None = None
@@ -107,12 +119,14 @@ class AccessOptions:
     limits: ReadLimits = DEFAULT_LIMITS
 
     def __post_init__(self) -> None:
-        check_choice("indexes", self.indexes, Literal["build", "require"])
+        check_choice("indexes", self.indexes, Literal["local", "build", "require"])
         check_integer("open_shards", self.open_shards, 1)
         check_integer("read_ahead", self.read_ahead, 1)
         check_optional_integer("cache_bytes", self.cache_bytes, 1)
         if self.cache_dir is not None and not isinstance(self.cache_dir, str | os.PathLike):
             raise TypeError(f"cache_dir must be the path of a folder, not {self.cache_dir!r}")
+        if self.indexing is not None and self.indexing.limits != DEFAULT_LIMITS:
+            raise ValueError("limits= of AccessOptions also apply to the indexes that are built: pass them there")
         if self.cache_bytes is not None and self.cache_dir is None:
             raise ValueError("cache_bytes limits the copies in cache_dir, so it requires cache_dir")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias, get_type_hints
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from wds_datapipes.arguments import checks_calls
 from wds_datapipes.errors import CorruptSidecarError, UnsupportedSidecarError, plural
+from wds_datapipes.io.remote.remote_file import FileFacts
 from wds_datapipes.samples.keys import KeyRule, first_dot, last_dot
 from wds_datapipes.tar.headers import BLOCK, NAME_BYTES
 
@@ -38,6 +39,23 @@ KINDS = "bifU"
 MAX_VALUE_BYTES = 4 * 256
 
 
+class Rules(NamedTuple):
+    """The rules by which an index groups members into samples, as `IndexOptions` has them.
+
+    >>> str(Rules("last_dot", True, "raise")), str(Rules("first_dot", True, "raise"))
+    ('key_rule=last_dot', 'the default rules')
+    """
+
+    key_rule: str = "first_dot"
+    lowercase: bool = True
+    on_duplicate: str = "raise"
+
+    def __str__(self) -> str:
+        shown = {"key_rule": self.key_rule, "lowercase": self.lowercase, "on_duplicate": repr(self.on_duplicate)}
+        different = [name for name, default in Rules._field_defaults.items() if getattr(self, name) != default]
+        return ", ".join(f"{name}={shown[name]}" for name in different) or "the default rules"
+
+
 @dataclass(frozen=True)
 class ShardFacts:
     """Facts that an index records about its shard; ``None`` if unknown.
@@ -47,6 +65,7 @@ class ShardFacts:
         sha256: its digest, in hexadecimal digits.
         mtime_ns: the modification time of a local file, or of a file without an ETag, in nanoseconds since 1970.
         etag: the identifier of this version in a store.
+        origin: a digest of the place where this time or ETag was recorded; those of a copy differ.
         compression: ``"gzip"``, ``"bz2"``, ``"xz"`` or ``"zstd"``; ``None`` for a plain archive.
         key_rule: the rule that splits member names: ``"first_dot"``, ``"last_dot"`` or ``"module:function"``.
         lowercase: whether field names are lowercased.
@@ -57,6 +76,7 @@ class ShardFacts:
     sha256: str | None = None
     mtime_ns: int | None = None
     etag: str | None = None
+    origin: str | None = None
     compression: str | None = None
     key_rule: str = "first_dot"
     lowercase: bool = True
@@ -78,6 +98,15 @@ class ShardFacts:
         if found["bytes"] is not None and found["bytes"] < 0:
             raise ValueError(f"its bytes is {found['bytes']}")
         return cls(**found)
+
+    def at(self, origin: str) -> ShardFacts:
+        """Return the facts that hold at a place: a copy has neither the time nor the ETag of another one."""
+        return self if origin == self.origin else replace(self, mtime_ns=None, etag=None)
+
+    @property
+    def rules(self) -> Rules:
+        """The rules by which the members were grouped."""
+        return Rules(self.key_rule, self.lowercase, self.on_duplicate)
 
 
 @cache
@@ -275,6 +304,30 @@ class ShardIndex:
         text, longest = self.columns["key_text"], max(map(len, self.suffixes), default=0)
         lengths = np.diff(self.columns["key_ends"], prepend=0)
         return bool(lengths.max(initial=0) + longest <= NAME_BYTES and text.max(initial=0) < 128)
+
+    def describe_change(self, origin: str, now: FileFacts) -> str:
+        """Return how a shard differs from what the index records about it; "" if it does not.
+
+        The ETag is that of one copy in one store. The time of a local file is only compared if headers do not show
+        whether the index is still valid.
+
+        Args:
+            origin: the place of the shard.
+            now: what its store reports about it.
+        """
+        then = self.facts.at(origin)
+        if None not in (then.bytes, now.bytes) and then.bytes != now.bytes:
+            return f"it has {now.bytes} bytes instead of {then.bytes}"
+        if None not in (then.etag, now.etag) and then.etag != now.etag:
+            return f"its ETag is {now.etag!r} instead of {then.etag!r}"
+        hidden = "columns" if self.columns_by is not None else f"the key rule {then.key_rule}"
+        needs_time = self.columns_by is not None or self.key_rule is None
+        if needs_time and None not in (then.mtime_ns, now.mtime_ns) and then.mtime_ns != now.mtime_ns:
+            return (
+                f"its modification time differs from that in its index, and because the index has {hidden}, the "
+                "headers do not show whether the shard is still the same"
+            )
+        return ""
 
     def has_same_layout(self, other: ShardIndex) -> bool:
         """Whether two indexes have the same samples at the same offsets, regardless of other facts."""

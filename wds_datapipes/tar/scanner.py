@@ -60,20 +60,20 @@ class ShardScan:
     ) -> None:
         self.shard = Shard(url)
         self.facts: dict[str, Any] = {}
-        self._digest, self._storage_options = digest, storage_options
+        self._digest, self.storage_options = digest, storage_options
         self._options: dict[str, Any] = {"ignore_zeros": ignore_zeros, "end_marker": end_marker, "limits": limits}
 
     def __iter__(self) -> Generator[MemberTuple, None, None]:
         url, archive = self.shard.url, redact(self.shard.url)
-        before = file_facts(url, storage_options=self._storage_options)
+        before = file_facts(url, storage_options=self.storage_options)
         with name_read_errors(archive), ExitStack() as opened:
             try:
                 counted = None
-                stream = None if self._digest else open_archive_ranges(url, storage_options=self._storage_options)
+                stream = None if self._digest else open_archive_ranges(url, storage_options=self.storage_options)
                 if stream is not None:
                     opened.enter_context(stream)
                 else:
-                    source = opened.enter_context(open_url(url, storage_options=self._storage_options))
+                    source = opened.enter_context(open_url(url, storage_options=self.storage_options))
                     counted = Counted(source, self._digest)
                     plain = decompress_stream(cast(BinaryIO, counted), url=url, limits=self._options["limits"])
                     stream = opened.enter_context(plain)
@@ -85,7 +85,7 @@ class ShardScan:
             except ChangedShardError as error:
                 raise _changed_error(archive) from error
         if before != FileFacts() and (
-            before != file_facts(url, storage_options=self._storage_options) or before.bytes not in (None, size)
+            before != file_facts(url, storage_options=self.storage_options) or before.bytes not in (None, size)
         ):
             raise _changed_error(archive)
         sha256 = None if counted is None or counted.hash is None else counted.hash.hexdigest()

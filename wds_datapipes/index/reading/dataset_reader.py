@@ -18,6 +18,7 @@ from wds_datapipes.errors import CacheError, ChangedShardError, MissingSidecarEr
 from wds_datapipes.index.file_format import index_url
 from wds_datapipes.index.options import AccessOptions
 from wds_datapipes.index.order.permutation import Numbers
+from wds_datapipes.index.origin import origin_of
 from wds_datapipes.index.reading.index_copies import IndexCopies
 from wds_datapipes.index.reading.read_plan import sizes_of
 from wds_datapipes.index.reading.sample_reader import LONG_BYTES, PlannedReads, SampleReader, ShardRanges
@@ -308,7 +309,8 @@ class DatasetReader:
         url, index, access = self._urls[shard], self.index_of(shard), self._access
         options: dict[str, Any] = {"counters": self.counters}
         if self.cache is not None and local_path(url) is None:
-            options["copy"] = self._open_copy(self.cache, url, index.facts)
+            known = index.facts.at(origin_of(url, access.storage_options))
+            options["copy"] = self._open_copy(self.cache, url, known)
             options["copy_path"] = str(self.cache.path_of(url))
         extra = {} if self._names is None else {"__dataset__": self._names[shard]}
         ranges = ShardRanges(url, index, access.storage_options, **options)

@@ -19,12 +19,13 @@ import numpy as np
 from wds_datapipes.counters import Counters
 from wds_datapipes.errors import ChangedShardError, ShardError, ShardOpenError, ShardReadError, WdsError, plural
 from wds_datapipes.index.order.permutation import Numbers
+from wds_datapipes.index.origin import origin_of
 from wds_datapipes.index.reading.read_plan import MAX_HEADER_BYTES, ReadPlan, heads_of, plan_reading
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.call_threads import Steps, run_steps
 from wds_datapipes.io.openers import local_path, open_local, open_parts, redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
-from wds_datapipes.io.remote.remote_file import RemoteFile
+from wds_datapipes.io.remote.remote_file import FileFacts, RemoteFile
 from wds_datapipes.io.remote.resuming_stream import ResumingStream, fill
 from wds_datapipes.on_error.policy import note
 from wds_datapipes.system import read_at
@@ -54,8 +55,7 @@ Submit: TypeAlias = Callable[[Steps[list[bytes]]], Future[list[bytes]]]
 class ShardRanges:
     """Reads ranges of a shard, concurrently if it is remote; it is thread-safe.
 
-    When the shard is opened, its size and ETag must match the index. The modification time must match only if the
-    headers of the samples cannot prove that the index is valid.
+    When the shard is opened, it must be as the index records it, see `ShardIndex.describe_change`.
 
     Args:
         url: the shard.
@@ -86,6 +86,7 @@ class ShardRanges:
         self.path = local_path(url) if copy is None else copy_path
         self.url, self.name, self.index, self._storage_options = url, redact(url), index, storage_options
         self._file, self._is_copy, self._is_open = copy, copy is not None, False
+        self._origin = origin_of(url, storage_options)
         self._lock = threading.Lock()
         self._remote: RemoteFile | None = None
         self._streams: set[ResumingStream] = set()  # ranges that are being read
@@ -103,7 +104,11 @@ class ShardRanges:
         with self._lock:
             if self.path is None:
                 self._check_open()
-                options: dict[str, Any] = {"check": self._check_facts, "pause": self._pause, "counters": self._counters}
+                options: dict[str, Any] = {
+                    "check": self._check_remote,
+                    "pause": self._pause,
+                    "counters": self._counters,
+                }
                 self._remote = open_parts(self.url, storage_options=self._storage_options, **options)
                 if self._remote is None:
                     raise ShardOpenError(f"{self.name} can only be read sequentially")
@@ -175,22 +180,16 @@ class ShardRanges:
         Raises:
             ChangedShardError: it has changed since it was indexed.
         """
-        status, index = os.fstat(file.fileno()), self.index
-        self._check_facts(status.st_size if S_ISREG(status.st_mode) else None)
-        needs_time = (index.columns_by is not None or index.key_rule is None) and not self._is_copy
-        if needs_time and index.facts.mtime_ns not in (None, status.st_mtime_ns):
-            what = "columns" if index.columns_by is not None else f"key rule {index.facts.key_rule}"
-            raise self.changed_error(
-                f"its modification time differs from that in its index, and because the index has {what}, the headers "
-                "do not show whether the shard is still the same. cp -p keeps the time of a copy"
-            )
+        status = os.fstat(file.fileno())
+        size = status.st_size if S_ISREG(status.st_mode) else None
+        self._check(FileFacts(size, None if self._is_copy else status.st_mtime_ns))
 
-    def _check_facts(self, size: int | None, etag: str | None = None) -> None:
-        facts = self.index.facts
-        if None not in (size, facts.bytes) and size != facts.bytes:
-            raise self.changed_error(f"it has {size} bytes instead of {facts.bytes}")
-        if None not in (etag, facts.etag) and etag != facts.etag:
-            raise self.changed_error(f"its ETag is {etag!r} instead of {facts.etag!r}")
+    def _check_remote(self, size: int | None, etag: str | None) -> None:
+        self._check(FileFacts(size, None, etag))
+
+    def _check(self, now: FileFacts) -> None:
+        if change := self.index.describe_change(self._origin, now):
+            raise self.changed_error(change)
 
     def changed_error(self, found: str) -> ChangedShardError:
         """Return the error for a shard that has changed."""
