@@ -34,6 +34,9 @@ class Shard:
     is_copy: bool = field(default=False, compare=False)
     #: Whether the beginning of the shard was valid, so that any error concerns the rest.
     has_begun: bool = field(default=False, compare=False)
+    #: The name of the last file whose header was read before its data, and the offset of its first header. If the shard
+    #: breaks off in this data, files before it are complete.
+    reached: tuple[str, int] | None = field(default=None, compare=False)
 
     def __reduce__(self) -> tuple[type[Shard], tuple[str, str | None, int, int, bool, bool]]:
         return Shard, (self.url, self.local_path, -1, -1, True, True)

@@ -30,7 +30,8 @@ NO_NAME = "\0"
 def group_samples(shards: Iterable[ShardMembers], **options: Any) -> Iterator[Sample]:
     """Group consecutive members with the same key into samples; a sample never spans two shards.
 
-    The last sample of a truncated shard is dropped, because it may lack a field.
+    The last sample of a truncated shard is dropped, because it may lack a field, unless the shard breaks off in the
+    data of a file whose header shows that it belongs to another sample.
 
     Args:
         shards: the shards with their members, as `read_shards` or `split_by_shard` yield them.
@@ -163,9 +164,24 @@ class SampleGrouping:
             progress.next = position_after(shard)
             if policy.has_ended:
                 break
-            if sample is not None and len(sample) > len(empty) and shard.is_complete:
-                progress.last = (shard.number, start, shard.end)
+            if sample is None or len(sample) == len(empty):
+                continue
+            end = shard.end if shard.is_complete else self._end_before_break(shard, key, offset)
+            if end is not None:
+                progress.last = (shard.number, start, end)
                 yield sample
+
+    def _end_before_break(self, shard: Shard, key: str | None, offset: int) -> int | None:
+        """Return the end of the last sample of a shard that broke off in a file of another sample.
+
+        Args:
+            shard: the shard.
+            key: the key of its last sample.
+            offset: the offset of the last complete file.
+        """
+        name, start = shard.reached or ("", -1)
+        parts = self.key_rule(name) if start > offset and not is_meta(name) else None
+        return None if parts is None or parts[0] == key else start
 
     def _tolerates(self, message: str, shard: Shard, key: str, field: str = "") -> bool:
         """Whether a sample is kept despite a repeated key or field."""
@@ -245,6 +261,7 @@ def split_by_shard(source: Iterable[MemberTuple]) -> Iterator[ShardMembers]:
                     raise
                 failure = error  # it belongs to the next shard; first, the last sample of this shard is yielded
                 return
+            shard.reached = None  # a stage in between may rename members, or yield only some of them
             if following is not None and not _continues_shard(following, source, reached):
                 if not shard.is_copy and (shard.is_complete is None or following[0] is source):
                     url = following[0] if isinstance(following[0], str) else following[0].url

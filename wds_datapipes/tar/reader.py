@@ -120,6 +120,8 @@ def read_members(
                 tracked.has_begun = True
         name, size, is_file, start = entry
         chosen = choose(name) if is_file and choose is not None else name
+        if tracked is not None and is_file and chosen is not None:
+            tracked.reached = chosen, start
         padding = -size % BLOCK
         if size > most and is_file and chosen is not None and limits.member_bytes is not None:
             found = f"{archive} has the member {name!r} (header at byte {start}) of {size} bytes"

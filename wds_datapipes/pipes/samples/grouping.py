@@ -187,7 +187,7 @@ class SampleGrouper(PositionedSamples):
     A file's name is split at the first dot of its base name: ``train/0001.seg.png`` is the field ``seg.png`` of the
     sample ``train/0001``. Hidden files, files without a dot and files below a folder such as ``__meta__`` are ignored.
     The end of a shard always ends a sample. The last sample of a truncated shard is not yielded, because a field may be
-    missing.
+    missing, unless the shard breaks off in the data of a file of the next sample.
 
     Yields:
         dict[str, bytes]: ``__key__``, ``__url__`` (both ``str``), ``__local_path__`` (``str``, if the shard is a local
