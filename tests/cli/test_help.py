@@ -128,13 +128,13 @@ def test_texts_of_a_command_name_its_options(path: Path) -> None:
     ("message", "line"),
     [
         ('if it was written so, pass end_marker="optional"', "if it was written so, use --end-marker optional"),
-        ("Pass remove_old=True, or rename them", "Use --remove-old, or rename them"),
+        ("pass remove_old=True, or rename them", "use --remove-old, or rename them"),
         ("pass key_rule=last_dot, and read", "use --key-rule last-dot, and read"),
         ("pass key_rule=None if so", "in Python, pass key_rule=None if so"),
-        ("Pass ignore_zeros=True to read", "In Python, pass ignore_zeros=True to read"),
-        ("allow it with allow_pickle=True", "allow it in Python, with allow_pickle=True"),
+        ("pass ignore_zeros=True to read", "in Python, pass ignore_zeros=True to read"),
         ("pass limits=ReadLimits(tail_bytes=...) with more", "use --limit tail_bytes=... with more"),
         ('pass rekey="{number:08d}" for new keys', "use --rekey {number:08d} for new keys"),
+        ("a key: 'pass on_error=1'", "a key: 'pass on_error=1'"),
         ("a key: 'pass=1' \x1b[31m\u202e", r"a key: 'pass=1' \x1b[31m\u202e"),
     ],
 )

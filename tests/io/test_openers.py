@@ -160,7 +160,7 @@ def test_standard_input_is_read_once_and_a_worker_has_none(
         open_url("-")
 
     def work() -> None:
-        with pytest.raises(ShardOpenError, match=r"worker processes have none\. Read it with num_workers=0"):
+        with pytest.raises(ShardOpenError, match=r"worker processes have none\. To read it, pass num_workers=0"):
             open_url("-")
 
     assert forked(work) == 0

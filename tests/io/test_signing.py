@@ -89,7 +89,12 @@ def test_an_error_shows_its_code_and_the_region_to_pass(proxy: FaultProxy) -> No
     xml: dict[str, str | None] = {"Content-Type": "application/xml"}
     for status, code, region, message in (
         (403, b"InvalidAccessKeyId", b"", r"Forbidden \(InvalidAccessKeyId\)\. Check the credentials"),
-        (400, b"AuthorizationQueryParametersError", b"<Region>eu-west-1</Region>", r'{"region_name": "eu-west-1"}}'),
+        (
+            400,
+            b"AuthorizationQueryParametersError",
+            b"<Region>eu-west-1</Region>",
+            r'region eu-west-1: pass storage_options={"client_kwargs": {"region_name": ',
+        ),
     ):
         proxy.faults[:] = [Fault(sent_status=status, body=body % (code, region), headers=xml)]
         with pytest.raises(

@@ -170,7 +170,7 @@ def test_a_second_call_writes_only_missing_shards(shards: list[str]) -> None:
     ("change", "text", "redone"),
     [
         ("options", r"0\.tar \(another function or other options\)", range(6)),
-        ("input", r"with other inputs or options: 2\.tar \(the input has changed\)\. Pass", [2]),
+        ("input", r"with other inputs or options: 2\.tar \(the input has changed\)\. To conv", [2]),
     ],
 )
 def test_shards_made_differently_are_redone(shards: list[str], change: str, text: str, redone: Any) -> None:

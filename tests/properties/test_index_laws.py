@@ -118,7 +118,7 @@ def test_a_writer_knows_the_index_of_its_shard(shard: Path, samples: list[tuple[
     found = build_index(place, options=IndexOptions(digest=True))
     index = read_index(index_url(place))
     assert index.has_same_layout(found)
-    assert vars(index.facts) == {**vars(found.facts), "mtime_ns": None}
+    assert vars(index.facts) == {**vars(found.facts), "mtime_ns": None, "origin": None}
     check_index(index, place, depth="bytes")
 
 

@@ -27,6 +27,7 @@ from wds_datapipes.errors import (
     UnsafeInputError,
     WdsError,
 )
+from wds_datapipes.hints import LIMITS, Hint, spell
 from wds_datapipes.redaction import redact, redact_text
 
 PROGRAM = "wds-datapipes"
@@ -57,11 +58,6 @@ COMMANDS = {
 FAULT_FOUND, WRONG_USE, INTERRUPTED, UNREAD = 1, 2, 130, 141
 #: Errors of standard output: its reader has ended, its device is full, or it is closed. Those of files are `WdsError`.
 OUTPUT_ERRORS = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
-#: Advice to pass an argument in Python, in the messages of the package.
-ADVICE = re.compile(
-    r"\b(?P<verb>[Pp]ass|[Uu]se|with) (?:limits=ReadLimits\((?P<limit>\w+=\.\.\.)\)|"
-    r'(?P<name>\w+)=(?P<value>"[^"]*"|\w+(?:\.\w+)*))'
-)
 #: Characters that would affect the terminal or the line: control characters, bytes that are not text, and characters
 #: that change the direction of text, so that a name could be disguised.
 UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -240,23 +236,24 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def on_one_line(message: str) -> str:
-    """Format a message for the command line, with advice to pass an argument as the option of the same name.
+    """Format a message for the command line, with hints as options of the running command.
 
     >>> on_one_line('It has no end marker. If it was written so, pass end_marker="optional"')
     'It has no end marker. If it was written so, in Python, pass end_marker="optional"'
     """
-    return printable(redact_text(ADVICE.sub(_as_option, message)))
+    return printable(redact_text(spell(message, as_option)))
 
 
-def _as_option(found: re.Match[str]) -> str:
-    """Return advice as an option of the running command, or as advice for Python if the command has none."""
-    option = f"--{found['name'] or 'limit'}".replace("_", "-")
-    verb, value = found["verb"], found["limit"] or found["value"].strip('"').replace("_", "-")
+def as_option(hint: Hint) -> str:
+    """Return a hint as an option of the running command, or for Python if the command has none."""
+    if hint in LIMITS.values() and "--limit" in _available:
+        return f"use --limit {hint.value[len('ReadLimits(') : -1]}"
+    option, value = f"--{hint.argument}".replace("_", "-"), hint.value.strip('"')
     if option not in _available or value in ("None", "False"):
-        words = f"in Python, {verb.lower()}{found[0][len(verb) :]}"
-        return words if verb.islower() else f"I{words[1:]}"
-    verb = {"pass": "use", "Pass": "Use"}.get(verb, verb)
-    return f"{verb} {option}" if value == "True" else f"{verb} {option} {value}"
+        return f"in Python, {hint}"
+    if value == "True":
+        return f"use {option}"
+    return f"use {option} {value if '{' in value else value.replace('_', '-')}"
 
 
 def message_of(error: Exception) -> str:

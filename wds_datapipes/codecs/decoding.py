@@ -12,6 +12,7 @@ from wds_datapipes.codecs import UNSAFE, find_codec
 from wds_datapipes.codecs.extensions import ByExtension, FieldName, as_continue, find_decoder, handle_extension, name_of
 from wds_datapipes.codecs.field_chain import FieldChain, FieldPlan, FieldStep, gunzip, name_field
 from wds_datapipes.errors import DecodeError, MissingDependencyError, UnsafeInputError
+from wds_datapipes.hints import ALLOW_PICKLE, SKIP
 from wds_datapipes.io.file_kinds import BEGINNING, describe_kind
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.samples.fields import FROM_TORCHDATA
@@ -122,8 +123,8 @@ class DecoderChain(FieldChain):
             raise
         except UnsafeInputError as error:
             raise UnsafeInputError(
-                f"{name_field(sample, field)} was not decoded: {error}. If you trust the source of the shard, allow it "
-                f"with {self.stage}(allow_pickle=True). Otherwise select the fields to decode with only=, or pass a "
+                f"{name_field(sample, field)} was not decoded: {error}. If you trust the source of the shard, "
+                f"{ALLOW_PICKLE} to {self.stage}. Otherwise select the fields to decode with only=, or pass a "
                 f"decoder for the extension; pkl=bytes keeps pkl fields as bytes"
             ) from error
         except Exception as error:
@@ -194,9 +195,20 @@ def _decode_error(sample: Sample, field: str, decoder: str, data: bytes, error: 
     if kind := describe_kind(data[:BEGINNING], may_be_text=True):
         shown = f"{shown}: {kind.removeprefix('It is ')}"
     return DecodeError(
-        f"{name_field(sample, field)} cannot be decoded by {decoder}: {cause}. The data is "
-        f'{shown}. Pass on_error="skip" to skip such samples'
+        f"{name_field(sample, field)} cannot be decoded by {decoder}: {cause}. The data is {shown}. If all such fields "
+        f"are like this, pass another decoder for them, as in .wds_decode({_other_decoder(field, data)}); if only some "
+        f"samples are damaged, {SKIP}"
     )
+
+
+def _other_decoder(field: str, data: bytes) -> str:
+    r"""Return an argument that keeps a field as text, if it is the text of a number, or as bytes.
+
+    >>> _other_decoder("cls", b"cat\n"), _other_decoder("seg.png", b"cat")
+    ('cls=bytes.decode', 'png=bytes')
+    """
+    extension = field.rpartition(".")[2]
+    return f"{extension}=bytes{'.decode' if find_codec(extension) is find_codec('cls') and data.isascii() else ''}"
 
 
 def _refuse(_data: bytes) -> Any:

@@ -9,6 +9,7 @@ from wds_datapipes.codecs import CODECS, IMAGE_FORMATS, UNSAFE, describe_value, 
 from wds_datapipes.codecs.extensions import name_of, split_extensions
 from wds_datapipes.codecs.field_chain import GZIP_MAGIC, FieldChain, FieldPlan, FieldStep, name_field, to_gzip
 from wds_datapipes.errors import EncodeError, MissingDependencyError, UnsafeInputError
+from wds_datapipes.hints import ALLOW_PICKLE
 from wds_datapipes.types import Sample
 
 FieldEncoder: TypeAlias = "Callable[[Any], bytes] | Mapping[str, Any]"
@@ -88,8 +89,8 @@ class EncoderChain(FieldChain):
             raise
         except UnsafeInputError as error:
             raise UnsafeInputError(
-                f"{name_field(sample, field)} was not encoded: {error}. If all readers trust the shard, allow it with "
-                f"allow_pickle=True; otherwise choose a format without code, such as json, msgpack or npz"
+                f"{name_field(sample, field)} was not encoded: {error}. If all readers trust the shard, "
+                f"{ALLOW_PICKLE}; otherwise choose a format without code, such as json, msgpack or npz"
             ) from error
         except Exception as error:
             cause = f"{type(error).__name__}: {str(error).rstrip('.')}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -11,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from wds_datapipes.io.openers import redact
-from wds_datapipes.io.urls import local_path, split_scheme
+from wds_datapipes.io.urls import local_path
 
 #: The number of hexadecimal digits of an origin: 128 bits.
 DIGITS = 32
-#: The variables that name the endpoint of S3 if no option does.
-S3_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 
 def origin_of(url: str, storage_options: Mapping[str, Any] | None = None) -> str:
@@ -34,8 +31,6 @@ def origin_of(url: str, storage_options: Mapping[str, Any] | None = None) -> str
         place = [_host(), str(Path(path).absolute())]
     else:
         place = [redact(url), *sorted(_endpoints(storage_options or {}))]
-        if split_scheme(url)[0] == "s3":
-            place += [os.environ[name] for name in S3_ENDPOINTS if name in os.environ]
     return hashlib.sha256("\0".join(place).encode("utf-8", "surrogatepass")).hexdigest()[:DIGITS]
 
 

@@ -52,7 +52,7 @@ class Rules(NamedTuple):
 
     def __str__(self) -> str:
         shown = {"key_rule": self.key_rule, "lowercase": self.lowercase, "on_duplicate": repr(self.on_duplicate)}
-        different = [name for name, default in Rules._field_defaults.items() if getattr(self, name) != default]
+        different = [name for name, value, default in zip(shown, self, Rules(), strict=True) if value != default]
         return ", ".join(f"{name}={shown[name]}" for name in different) or "the default rules"
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from wds_datapipes.errors import ShardOpenError
+from wds_datapipes.hints import IN_PROCESS
 from wds_datapipes.io.raw_streams import ForwardStream, RawStream
 from wds_datapipes.io.urls import (
     STORE_OPTIONS,
@@ -144,7 +145,7 @@ def open_standard_input(url: str, /, **_options: object) -> BinaryIO:
     """Open standard input, which can only be read once."""
     if multiprocessing.parent_process() is not None:
         raise ShardOpenError(
-            f"The shard {url!r} is standard input, but worker processes have none. Read it with num_workers=0"
+            f"The shard {url!r} is standard input, but worker processes have none. To read it, {IN_PROCESS}"
         )
     source = getattr(sys.stdin, "buffer", None)
     if source is None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 
 from wds_datapipes.arguments import checks_calls
 from wds_datapipes.errors import ReadLimitError, TruncatedShardError
+from wds_datapipes.hints import LIMITS
 
 #: The expansion limit applies only above this many uncompressed bytes.
 EXPANSION_FROM_BYTES = 1 << 30
@@ -122,8 +123,8 @@ def limit_error(limits: ReadLimits, name: str, found: str) -> ReadLimitError:
         found: the offending size and its location, the start of the message.
     """
     return ReadLimitError(
-        f"{found}, and the limit is {name}={getattr(limits, name)}. If the shard is valid, pass "
-        f"limits=ReadLimits({name}=...) with more, or with None for no limit"
+        f"{found}, and the limit is {name}={getattr(limits, name)}. If the shard is valid, "
+        f"{LIMITS[name]} with more, or with None for no limit"
     )
 
 
@@ -138,5 +139,5 @@ def trailing_zeros_error(limits: ReadLimits, archive: str, what: str) -> Truncat
     return TruncatedShardError(
         f"{archive} has more than {limits.tail_bytes} bytes of zeros after {what}, so members may be missing. Its "
         f"space was probably allocated and its content never written: write or fetch it again. If the zeros are "
-        f"padding, as from tar -b, pass limits=ReadLimits(tail_bytes=...) with more, or with None for no limit"
+        f"padding, as from tar -b, {LIMITS['tail_bytes']} with more, or with None for no limit"
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from wds_datapipes.arguments import check_choice, checks_calls, takes_options
 from wds_datapipes.codecs.decoding import Decoder
 from wds_datapipes.errors import ConversionError, ShardOpenError, StateError, plural
+from wds_datapipes.hints import KEEP, REDO, spells_hints
 from wds_datapipes.io.compression.formats import strip_shard_suffix
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.prefetch import READ_AHEAD_BYTES
@@ -62,18 +63,18 @@ class ShardSamples:
 
     def read(self, item: str, on_error: OnError) -> Iterator[Sample]:
         """Yield the samples of a shard."""
-        limits = self.options.limits
         reading = ReadOptions(
-            end_marker=self.end_marker,
             storage_options=self.options.read_options,
             on_error=on_error,
             read_ahead=READ_AHEAD_BYTES,
-            limits=limits,
+            limits=self.options.limits,
+            end_marker=self.end_marker,
         )
         key_rule = self.options.key_rule or first_dot
         return group_samples(read_shards([item], reading), key_rule=key_rule, on_error=on_error)
 
 
+@spells_hints
 @checks_calls
 @takes_options(RunKeywords)
 def convert_shards(
@@ -193,9 +194,8 @@ def convert_shards(
 def _changed_error(path: str, others: Mapping[str, str]) -> StateError:
     listed = ", ".join(_list_some([f"{redact(url)} ({difference})" for url, difference in others.items()]))
     return StateError(
-        f"The journal {path!r} has shards with other inputs or options: {listed}. Pass "
-        f'if_changed="redo" to convert them again, pass if_changed="keep" to keep them, or choose '
-        f"another output"
+        f"The journal {path!r} has shards with other inputs or options: {listed}. To convert them again, {REDO}; to "
+        f"keep them, {KEEP}; or choose another output"
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from wds_datapipes.errors import EncodeError, SampleSourceError
+from wds_datapipes.hints import REKEY
 from wds_datapipes.on_error.policy import ErrorPolicy
 from wds_datapipes.prepare.sample_spec import MeasuredSample, SampleSpec, Source, measure_sample
 from wds_datapipes.samples.keys import KeyRule
@@ -25,7 +26,7 @@ from wds_datapipes.writing.packers import TarSamplePacker
 #: The number of specs to load before measuring their files, the number of threads, and the number of specs per task.
 AT_ONCE, THREADS, BATCH = 8192, 16, 128
 #: The advice for keys that cannot be written.
-NEW_KEYS = 'pass rekey="{number:08d}" for new keys'
+NEW_KEYS = f"{REKEY} for new keys"
 
 
 class SpecFile:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from wds_datapipes.errors import DecodeError, EncodeError, MissingFieldError, SampleError, ShardError, ShardOpenError
+from wds_datapipes.hints import REKEY
 from wds_datapipes.index.build import index_members
 from wds_datapipes.index.build_many import find_index
 from wds_datapipes.index.file_format import index_url
@@ -176,8 +177,8 @@ class SampleEntries:
                         if key in seen:
                             raise EncodeError(
                                 f"The sample {key!r} occurs twice, the second time in {redact(shard.url)}, and samples "
-                                f"with the same key cannot be distinguished after reordering. Pass "
-                                'rekey="{number:08d}" for new keys'
+                                f"with the same key cannot be distinguished after reordering. For new keys, "
+                                f"{REKEY}"
                             )
                         packer.pack(sample)
                         seen.add(key)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from wds_datapipes.errors import EncodeError, ShardWriteError, UnsafeInputError, plural
 from wds_datapipes.fingerprint import fingerprint
+from wds_datapipes.hints import REMOVE_OLD
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.sinks import size_of
 from wds_datapipes.io.urls import create_folder
@@ -95,9 +96,7 @@ class ShardRun:
             )
         self._old = find_old_shards(pattern, len(outputs), 1, options.storage_options) if is_numbered else []
         if self._old and not options.remove_old:
-            raise ValueError(
-                f"{describe_old_shards(self._old)}. Nothing was written. Remove them, or pass remove_old=True"
-            )
+            raise ValueError(f"{describe_old_shards(self._old)}. Nothing was written. Remove them, or {REMOVE_OLD}")
         self._made_by = fingerprint((made_by, {name: getattr(options, name) for name in IN_SHARDS}))
         files = [*outputs] if journal is None else [*outputs, journal]
         for folder in {Path(local).parent for file in files if (local := local_path(file)) is not None}:

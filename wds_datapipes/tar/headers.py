@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from zlib import adler32
 
 from wds_datapipes.errors import CorruptShardError, TruncatedShardError, UnsupportedMemberError
+from wds_datapipes.hints import END_MARKER, FINAL, IGNORE_ZEROS
 from wds_datapipes.io.file_kinds import describe_kind
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits, limit_error, trailing_zeros_error
 from wds_datapipes.tar.buffer import ReadBuffer
@@ -199,8 +200,7 @@ class HeaderReader:
         if self._end_marker == "required":
             raise TruncatedShardError(
                 f"{self._archive} ends at byte {self._ahead.position} without the two blocks of zeros that end a tar "
-                f"archive, so members may be missing. {INCOMPLETE}; or, if it was written without them, pass "
-                f'end_marker="optional"'
+                f"archive, so members may be missing. {INCOMPLETE}; or, if it was written without them, {END_MARKER}"
             )
 
     def _after_zeros(self, position: int) -> tuple[bytes, int]:
@@ -223,13 +223,13 @@ class HeaderReader:
                     return b"", position
                 raise CorruptShardError(
                     f"{self._archive} has data at byte {position}, after the end marker at byte {zeros_at}. "
-                    f"If archives were concatenated, pass ignore_zeros=True to read them all. If the data belong to no "
-                    f'archive, pass end_marker="final" to ignore them, as tar does. Otherwise write or fetch it again'
+                    f"If archives were concatenated, {IGNORE_ZEROS} to read them all. If the data belong to no "
+                    f"archive, {FINAL} to ignore them, as tar does. Otherwise write or fetch it again"
                 )
             if position == zeros_at + BLOCK and self._end_marker == "required" and position != self._stop:
                 raise TruncatedShardError(
                     f"{self._archive} ends inside its end marker: one block of zeros at byte {zeros_at}, not two. "
-                    f'{INCOMPLETE}; or, if it was written that way, pass end_marker="optional"'
+                    f"{INCOMPLETE}; or, if it was written that way, {END_MARKER}"
                 )
             if is_too_long:
                 raise trailing_zeros_error(self._limits, self._archive, f"its end marker at byte {zeros_at}")

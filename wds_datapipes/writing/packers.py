@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeAlias
 from wds_datapipes.codecs import describe_value
 from wds_datapipes.codecs.encoding import EncoderChain, FieldEncoder
 from wds_datapipes.errors import EncodeError
+from wds_datapipes.hints import LAST_DOT, NO_KEY_RULE
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS
 from wds_datapipes.samples.fields import PADDING_MARK
 from wds_datapipes.samples.keys import META_STARTS, KeyRule, check_key_rule, first_dot, is_meta
@@ -195,8 +196,8 @@ class TarSamplePacker:
         read = "belong to no sample" if found is None else f"belong to the key {found[0]!r}"
         why = "a key ends at the first dot after its last slash" if rule is first_dot else "by key_rule"
         raise EncodeError(
-            f"The key {key!r} cannot be written: its files would {read} ({why}). Choose another key; or pass "
-            f"key_rule=last_dot, and read the shard with it; or key_rule=None to skip the check"
+            f"The key {key!r} cannot be written: its files would {read} ({why}). Choose another key; or {LAST_DOT}, "
+            f"and read the shard with it; or, to skip the check, {NO_KEY_RULE}"
         )
 
     def _check_marks(self, key: str, fields: Iterable[object]) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from wds_datapipes.arguments import checks_calls, takes_options
 from wds_datapipes.errors import EncodeError, plural
+from wds_datapipes.hints import NO_KEY_RULE
 from wds_datapipes.index.build import index_members
 from wds_datapipes.index.file_format import index_url, write_index
 from wds_datapipes.index.options import IndexOptions
@@ -95,7 +96,7 @@ class ShardFile(ClosableWriter):
             if key in self._keys:
                 raise EncodeError(
                     f"The key {key!r} was already written to {self._target.url!r}, and samples with the same key are "
-                    f"ambiguous. Number them, or pass key_rule=None if this is intended"
+                    f"ambiguous. Number them, or {NO_KEY_RULE} if this is intended"
                 )
             self._keys.add(key)
         try:

@@ -16,6 +16,7 @@ from wds_datapipes.arguments import check_optional_integer
 from wds_datapipes.counters import Counters
 from wds_datapipes.errors import MissingDependencyError, ShardOpenError, UnknownSchemeError, WdsError
 from wds_datapipes.extras import require
+from wds_datapipes.hints import REGION
 from wds_datapipes.io.call_threads import start_call, wait_for
 from wds_datapipes.io.remote.http import HttpClient, is_web
 from wds_datapipes.io.remote.retry import CREDENTIAL_STATUSES, RetryPolicy, concerns_all, is_untrusted
@@ -201,7 +202,7 @@ class RemotePath:
         if status is not None:
             advice = "" if is_web(self.scheme) or status not in CREDENTIAL_STATUSES else CREDENTIALS_ADVICE
             if region := getattr(error, "region", None):
-                advice = f'. Pass storage_options={{"client_kwargs": {{"region_name": "{region}"}}}}'
+                advice = f". It is in the region {region}: {REGION}"
             return f"HTTP status {status}, {self.hide(str(getattr(error, 'message', '')))}{advice}"
         if isinstance(error, PermissionError) or "AuthenticationEx" in type(error).__name__:
             return f"permission denied ({text}){CREDENTIALS_ADVICE}"

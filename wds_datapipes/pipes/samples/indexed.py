@@ -16,6 +16,7 @@ import numpy as np
 from wds_datapipes.arguments import check_choice, check_fields, check_integer, check_optional_integer
 from wds_datapipes.datapipes import MapDataPipe
 from wds_datapipes.errors import EmptySourceError, StateError, plural
+from wds_datapipes.hints import spelled_for
 from wds_datapipes.index.build_many import shard_sizes
 from wds_datapipes.index.exclusions import Exclusions
 from wds_datapipes.index.manifest import Manifest
@@ -193,20 +194,21 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         if not isinstance(listed, Iterable):
             raise TypeError(f"join must be a dataset, a Join, or a list of these, not {join!r:.200}")
         joined = [each if isinstance(each, Join) else Join(each) for each in listed]
-        others = [(shard_sizes(each.shards, access), each.missing) for each in joined]
-        for sizes, _ in others:
-            if not any(size for _, size in sizes):
-                raise EmptySourceError(f"A dataset of join= has {plural(len(sizes), 'shard')} but no samples")
-        window = {"window": epoch.window_shards, "global": sys.maxsize if select is None else 1}.get(order, 1)
-        self._shards = IndexedShards(
-            {name: shard_sizes(dataset, access, window=window, lanes=lanes) for name, dataset in datasets.items()},
-            select=select,
-            join=[(IndexedShards({"": sizes}, fields=fields, access=access), missing) for sizes, missing in others],
-            lengths=epoch.bucket_by,
-            exclude=epoch.exclude,
-            fields=fields,
-            access=access,
-        )
+        with spelled_for(IndexedSamples):
+            others = [(shard_sizes(each.shards, access), each.missing) for each in joined]
+            for sizes, _ in others:
+                if not any(size for _, size in sizes):
+                    raise EmptySourceError(f"A dataset of join= has {plural(len(sizes), 'shard')} but no samples")
+            window = {"window": epoch.window_shards, "global": sys.maxsize if select is None else 1}.get(order, 1)
+            self._shards = IndexedShards(
+                {name: shard_sizes(dataset, access, window=window, lanes=lanes) for name, dataset in datasets.items()},
+                select=select,
+                join=[(IndexedShards({"": sizes}, fields=fields, access=access), missing) for sizes, missing in others],
+                lengths=epoch.bucket_by,
+                exclude=epoch.exclude,
+                fields=fields,
+                access=access,
+            )
         self.exclusions = self._shards.exclusions
         parts = self._shards.parts
         self.weights = None if weights is None else check_schedule(weights, list(parts), global_batch_size)

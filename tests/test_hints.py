@@ -1,0 +1,178 @@
+"""Advice in messages: the argument exists where the error is raised, and passing it helps."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import tarfile
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import wds_datapipes
+from wds_datapipes import IndexedSamples, ReadLimits, ShardList, convert_shards, hints, last_dot
+from wds_datapipes import index as indexes
+from wds_datapipes.errors import WdsError
+from wds_datapipes.hints import HINTS, LIMITS, Hint, phrase_for, spell
+from wds_datapipes.index import AccessOptions, IndexOptions, build_index, build_indexes, read_table, write_dali_index
+from wds_datapipes.prepare.sources.image_folder import find_images
+
+PACKAGE = Path(wds_datapipes.__file__).parent
+#: Advice to pass an argument.
+ADVICE = re.compile(r"\b(?:pass|use|choose|set|with|by|or|and|only|to) ([a-z_]+)=", re.IGNORECASE)
+
+
+def texts_of(path: Path) -> Iterator[str]:
+    """Yield the texts of a module that are no docstrings, with {} in place of what is inserted."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    bodies = [node.body for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)]
+    skipped = {id(body[0].value) for body in bodies if body and isinstance(body[0], ast.Expr)}
+    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in ast.walk(tree):
+        if id(node) in skipped | parts:
+            continue
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+#: For each module with advice that is not a hint, the functions and stages that the user has called then, by the name
+#: of the argument; "" for an argument of another program.
+CALLED: dict[str, dict[str, str]] = {
+    "codecs/decoding.py": {"partial": "wds_decode", "only": "wds_decode"},
+    "index/build_many.py": {"access": "IndexedSamples read_table", "indexing": "AccessOptions"},
+    "index/order/batch_share.py": {"remainder": "IndexedSamples"},
+    "index/reading/epoch_samples.py": {"select": "IndexedSamples"},
+    "index/reading/indexed_shards.py": {"fields": "IndexedSamples", "missing": "Join"},
+    "index/sample_table.py": {"order": "IndexedSamples"},
+    "integrations/dali.py": {"paths": "", "cycle": ""},
+    "io/remote/http_request.py": {"no_proxy": ""},
+    "io/urls.py": {"replace": "register_opener", "allow_local_files": "ShardList"},
+    "loading/checkpoint/format.py": {"snapshot_every_n_steps": "", "snapshot_frequency": ""},
+    "loading/checkpoint/resharding.py": {"distributed": "StatefulShards ShardReadingService"},
+    "loading/distributed.py": {"distributed": "StatefulShards ShardReadingService"},
+    "loading/service/state_manager.py": {"distributed": "ShardReadingService"},
+    "loading/stateful_dataset/dataset.py": {"distributed": "StatefulShards"},
+    "loading/stateful_dataset/epochs.py": {"num_workers": ""},
+    "loading/torchdata_patches/local_functions.py": {"multiprocessing_context": ""},
+    "loading/transport/protocol.py": {"num_workers": "ShardReadingService"},
+    "loading/transport/shared_memory.py": {"num_workers": "ShardReadingService"},
+    "loading/workers/shutdown.py": {"PYTHONFAULTHANDLER": ""},
+    "loading/workers/pool.py": {"num_workers": "ShardReadingService"},
+    "pipes/sharding.py": {"global_batch_size": "IndexedSamples"},
+    "pipes/samples/indexed.py": {"lanes": "IndexedSamples"},
+    "pipes/shards/loading.py": {"open_shards": "load_wds_shards load_wds_records"},
+    "pipes/shards/shard_cache.py": {"max_bytes": "cache_wds_shards"},
+    "pipes/shards/shard_list.py": {"buffer_size": ""},  # of torch's stage
+    "prepare/run_plan.py": {"cache_bytes": "AccessOptions"},
+    "prepare/sources/image_folder.py": {"has_classes": "find_images"},
+    "samples/bucketing.py": {"on_error": "bucket_samples"},
+    "samples/fields.py": {"missing": "to_tuple"},
+    "samples/packing.py": {"layout": "pack_samples", "long_samples": "pack_samples", "on_error": "pack_samples"},
+    "samples/select.py": {"remainder": "IndexedSamples", "duplicate_is_error": "rename_keys"},
+    "shards/patterns.py": {"allow_local_files": "ShardList"},
+    "shards/records.py": {"format": "load_wds_records", "key": "load_wds_records", "fields": "load_wds_records"},
+    "writing/packers.py": {"encoder": "ShardWriter TarWriter"},
+    "writing/shard_writer.py": {"old_shards": "ShardWriter"},
+}
+
+
+def find_called(name: str) -> Callable[..., Any]:
+    """Return a function, a class or a stage."""
+    if name == "find_images":
+        return find_images
+    for module in (wds_datapipes, indexes):
+        if name in module.__all__:
+            return getattr(module, name)  # type: ignore[no-any-return]
+    from torch.utils.data import IterDataPipe
+
+    stage = IterDataPipe.functions[name]
+    return stage.func if hasattr(stage, "func") else stage
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_advice_names_an_argument_of_what_the_user_called(path: Path) -> None:
+    called = CALLED.get(path.relative_to(PACKAGE).as_posix(), {})
+    found = {name for text in texts_of(path) for name in ADVICE.findall(text)} if path.name != "hints.py" else set()
+    assert {name for name in found if name in called} == found, "write a Hint, or say who takes the argument"
+    for name in found:
+        for function in map(find_called, called[name].split()):
+            assert phrase_for(function, Hint(name)).startswith(f"pass {name}=")
+
+
+def test_every_hint_has_its_own_phrase() -> None:
+    phrases = [str(hint) for hint in HINTS]
+    assert not [(a, b) for a in phrases for b in phrases if a != b and a in b]
+    assert set(LIMITS) == set(inspect.signature(ReadLimits).parameters)
+    text = "; ".join(phrases)
+    assert spell(text, lambda hint: f"<{HINTS.index(hint)}>") == "; ".join(f"<{n}>" for n in range(len(HINTS)))
+    assert {value for value in vars(hints).values() if isinstance(value, Hint)} | {*LIMITS.values()} == {*HINTS}
+
+
+def write(path: Path, names: list[str], *, form: int = tarfile.GNU_FORMAT) -> bytes:
+    with tarfile.open(path, "w", format=form) as archive:
+        for name in names:
+            member = tarfile.TarInfo(name)
+            member.size = 1
+            archive.addfile(member, BytesIO(b"1"))
+    return path.read_bytes()
+
+
+def write_repeated_headers(path: Path) -> bytes:
+    member = tarfile.TarInfo("a.cls")
+    global_headers = tarfile.TarInfo.create_pax_global_header({"comment": "x"}) * 300
+    return global_headers + member.tobuf() + bytes(1024)
+
+
+#: Valid shards that are not read by default, and what is advised.
+SHARDS: dict[str, Callable[[Path], bytes]] = {
+    "end_marker": lambda path: write(path, ["a.cls", "b.cls"])[:2048],
+    "ignore_zeros": lambda path: write(path, ["a.cls"]) + write(path, ["b.cls"]),
+    "on_duplicate": lambda path: write(path, ["a.cls", "a.cls"]),
+    "name_bytes": lambda path: write(path, [f"{'d/' * 3000}a.cls"]),
+    "headers": write_repeated_headers,
+    "tail_bytes": lambda path: write(path, ["a.cls"]) + bytes(20_000),
+}
+
+
+def stream(url: str, **options: Any) -> object:
+    grouping = {name: options.pop(name) for name in ("on_duplicate",) if name in options}
+    return list(ShardList(url).load_wds_shards(**options).group_samples(**grouping))
+
+
+def converted(url: str, **options: Any) -> object:
+    return convert_shards(dict, [url], f"{url}.out/", num_workers=0, progress=False, retries=0, **options)
+
+
+ENTRIES: dict[str, Callable[..., object]] = {
+    "stream": stream,
+    "IndexedSamples": lambda url, **options: list(IndexedSamples(url, **options)),
+    "build_index": build_index,
+    "build_indexes": lambda url, **options: build_indexes([url], num_workers=0, progress=False, **options),
+    "build_indexes in processes": lambda url, **options: build_indexes([url], num_workers=2, **options),
+    "read_table": read_table,
+    "write_dali_index": write_dali_index,
+    "convert_shards": converted,
+}
+NAMES = {"AccessOptions": AccessOptions, "IndexOptions": IndexOptions, "ReadLimits": ReadLimits, "last_dot": last_dot}
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("kind", SHARDS)
+def test_passing_what_a_message_advises_helps(tmp_path: Path, kind: str, entry: str) -> None:
+    path = tmp_path / "a.tar"
+    path.write_bytes(SHARDS[kind](path))
+    with pytest.raises(WdsError) as caught:
+        ENTRIES[entry](str(path))
+    advice = re.search(rf"pass (\w+=.*?{kind}=.*?|{kind}=.*?)(?= |$|;|,)", str(caught.value))
+    if entry == "convert_shards" and kind in ("ignore_zeros", "on_duplicate"):
+        assert re.search(rf"read it with \.\w+\({kind}=", str(caught.value))
+        return
+    assert advice is not None, str(caught.value)
+    arguments = eval(f"dict({advice[1].replace('...', 'None')})", dict(NAMES))
+    ENTRIES[entry](str(path), **arguments)
