@@ -164,14 +164,14 @@ def test_an_unwritable_directory_is_an_error_with_advice(read_only: Path, tmp_pa
     error = unprivileged(lambda: IndexedSamples(url))
     assert isinstance(error, MissingSidecarError)
     assert str(error) == (
-        f"The directory {read_only} cannot be written, so indexes cannot be built there: Permission denied. Pass "
-        "another directory for indexes, index_dir="
+        f"The directory {read_only} cannot be written, so indexes cannot be built there: Permission denied. For "
+        "another directory, pass access=AccessOptions(index_dir=...)"
     )
     with tempfile.TemporaryDirectory() as other:
         Path(other).chmod(0o777)
         assert unprivileged(lambda: len(IndexedSamples(url, access=AccessOptions(index_dir=f"{other}/of/it")))) == 2
     (tmp_path / "file").touch()
-    with pytest.raises(MissingSidecarError, match=r"/file cannot be written,.*: File exists.* index_dir="):
+    with pytest.raises(MissingSidecarError, match=r"/file cannot be written,.*: File exists.*index_dir="):
         IndexedSamples(url, access=AccessOptions(index_dir=tmp_path / "file"))
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wds_datapipes import IndexedSamples
-from wds_datapipes.errors import StaleSidecarError, UnsupportedSidecarError
+from wds_datapipes.errors import MissingFieldError, StaleSidecarError, UnsupportedSidecarError
 from wds_datapipes.index import build_index, build_indexes, index_url, read_index, write_index
 from wds_datapipes.testing import build_shard
 
@@ -48,6 +48,41 @@ def test_columns_are_computed_stored_and_read(tmp_path: Path) -> None:
     assert index == build_index(f"{tmp_path}/2.tar", columns=columns_of) == pickle.loads(pickle.dumps(index))
     assert index != build_index(f"{tmp_path}/2.tar")
     assert index.has_same_layout(build_index(f"{tmp_path}/2.tar"))
+
+
+def test_columns_come_from_fields_and_places_in_them(tmp_path: Path) -> None:
+    pattern = write(tmp_path)
+    places = {"label": "cls", "width": "json.width", "split": "json.split"}
+    assert [result.is_new for result in build_indexes(pattern, columns=places)] == [True] * 3
+    index = read_index(index_url(f"{tmp_path}/2.tar"))
+    expected = build_index(f"{tmp_path}/2.tar", columns=columns_of)
+    assert index.user_columns == [*places]
+    assert all(index.columns[name].tolist() == expected.columns[name].tolist() for name in places)
+    assert not any(result.is_new for result in build_indexes(pattern, columns=places, num_workers=2))
+    assert all(result.is_new for result in build_indexes(pattern, columns={"label": "cls"}, num_workers=2))
+    samples = IndexedSamples(pattern, order="sequential", select=lambda index: index.columns["label"] == 2)
+    assert [sample["__key__"] for sample in samples] == ["02", "05", "08", "11"]
+
+
+def test_only_the_fields_of_places_are_read(tmp_path: Path) -> None:
+    deep = json.dumps({"a": [{"b.c": 1}, {"b": True}]})
+    url = build_shard(tmp_path / "a.tar", [{"__key__": "x", "meta.json": deep, "jpg": b"no image", "txt": "text"}])
+    columns = build_index(url, columns={"is_b": "meta.json.a.1.b", "text": "txt"}).columns
+    assert (columns["is_b"].tolist(), columns["text"].tolist()) == ([True], ["text"])
+    for place, message in (
+        ("cls", "no such field in the sample 'x' "),
+        ("meta.json.a.2", "without '2'"),
+        ("meta.json.a.b", "without 'b'"),
+        ("meta.json.a.0.c", "without 'c'"),
+        ("txt.0", "has 'text' there, without '0'"),
+    ):
+        with pytest.raises(MissingFieldError, match=f"The column of '{place}' has no value: .*{message}"):
+            build_index(url, columns={"new": place})
+    with pytest.raises(TypeError, match=r"the column 'new' of .* has values of the types list"):
+        build_index(url, columns={"new": "meta.json.a"})
+    for columns in ({"label": 1}, {"": "cls"}, "cls", ["cls"]):
+        with pytest.raises(TypeError, match="columns must be a function of a sample, or a mapping from names"):
+            build_indexes([url], columns=columns)  # type: ignore[arg-type]  # that is what is tested
 
 
 def test_columns_select_samples(tmp_path: Path) -> None:

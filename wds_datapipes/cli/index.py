@@ -7,10 +7,11 @@ from typing import Any, Literal
 
 from wds_datapipes.cli._app import WrongUse, printable
 from wds_datapipes.cli._declaration import Natural
-from wds_datapipes.cli._options import ReadArguments, wrong_use
+from wds_datapipes.cli._options import ReadArguments, load_function, parse_pairs, wrong_use
 from wds_datapipes.cli._report import print_json
 from wds_datapipes.errors import plural
 from wds_datapipes.index.build_many import build_indexes
+from wds_datapipes.index.columns import ComputeColumns
 from wds_datapipes.index.interop import dali_index_url, write_dali_index, write_wids_index
 from wds_datapipes.index.manifest import Manifest, read_manifest, write_manifest
 from wds_datapipes.index.options import IndexOptions
@@ -28,6 +29,8 @@ def index(
     index_dir: str | None = None,
     rebuild: bool = False,
     digest: bool = False,
+    columns: list[str] | None = None,
+    field: list[str] | None = None,
     num_workers: Natural | None = None,
 ) -> None:
     """Write an index next to each shard that lacks a valid one.
@@ -43,16 +46,24 @@ def index(
         --index-dir DIR: The folder for indexes, if not next to their shards.
         --rebuild: Rebuild valid indexes too.
         --digest: Include the SHA-256 of each shard, for which all of it is read.
+
+    Columns:
+        --columns NAME=PLACE: Store a value of each sample as a column of the index, such as label=cls or
+            width=json.size.0; may be repeated. Or MODULE:FUNCTION, from a sample to a mapping of such values.
+        --field FIELD: A field that this function needs, by default all; may be repeated.
     """
     is_own = to != "dali"
     if (to == "wids") is (output is None):
         raise WrongUse("--output names the file of --to wids, so each requires the other")
     own: dict[str, Any] = {"--manifest": manifest, "--index-dir": index_dir, "--rebuild": rebuild, "--digest": digest}
-    own |= {"--limit": options.limit, "--key-rule": options.key_rule != "first-dot"}
+    own |= {"--columns": columns, "--limit": options.limit, "--key-rule": options.key_rule != "first-dot"}
     if not is_own and (given := [name for name, value in own.items() if value]):
         raise WrongUse(f"{given[0]} cannot be used with --to {to}")
     if append and manifest is None:
         raise WrongUse("--append requires --manifest, to which it adds shards")
+    computed = parse_columns(columns)
+    if field and not callable(computed):
+        raise WrongUse("--field names the fields that a function of --columns needs, so it requires one")
     urls = options.list_shards(shards)
     if any(url == "-" or url.startswith("pipe:") for url in urls) and index_dir is None:
         raise WrongUse("Standard input and commands have no place for an index. Write the shard to a file first")
@@ -65,6 +76,8 @@ def index(
                 index_dir=index_dir,
                 rebuild=rebuild,
                 options=indexing,
+                columns=computed,
+                fields=field,
                 storage_options=store,
                 num_workers=num_workers,
             )
@@ -94,3 +107,19 @@ def index(
     sys.stdout.write(f"{plural(len(urls), 'shard')}, {plural(samples, 'sample')}: {count} written{unchanged}\n")
     if manifest is not None:
         sys.stdout.write(f"Manifest: {printable(redact(manifest))}\n")
+
+
+def parse_columns(words: list[str] | None) -> ComputeColumns | dict[str, str] | None:
+    """Parse --columns into a function, or into the place of each column's value.
+
+    >>> parse_columns(["label=cls", "width=json.size.0"])
+    {'label': 'cls', 'width': 'json.size.0'}
+
+    Raises:
+        WrongUse: they are neither, or both.
+    """
+    if not words:
+        return None
+    if len(words) == 1 and ":" in words[0] and "=" not in words[0]:
+        return load_function(words[0], "--columns")
+    return parse_pairs(words, "[^=]+", "--columns must be NAME=PLACE, each name once, or one MODULE:FUNCTION")

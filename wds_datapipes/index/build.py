@@ -12,25 +12,21 @@ from itertools import islice
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from wds_datapipes.arguments import check_choice, checks_calls
 from wds_datapipes.errors import DuplicateKeyError, StaleSidecarError, plural
-from wds_datapipes.fingerprint import fingerprint
+from wds_datapipes.index.columns import Columns, add_columns, as_function
 from wds_datapipes.index.options import IndexOptions
 from wds_datapipes.index.origin import origin_of
-from wds_datapipes.index.reading.sample_reader import SampleReader, ShardRanges
-from wds_datapipes.index.shard_index import COLUMNS, MAX_VALUE_BYTES, RULES, ShardFacts, ShardIndex, rule_name
+from wds_datapipes.index.shard_index import COLUMNS, RULES, ShardFacts, ShardIndex, rule_name
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.io.remote.remote_file import file_facts
-from wds_datapipes.on_error.policy import note
-from wds_datapipes.samples.fields import describe_sample
 from wds_datapipes.samples.grouping import OnRepeatedKey, SampleGrouping
 from wds_datapipes.samples.keys import KeyRule
 from wds_datapipes.shards.position import Progress
 from wds_datapipes.tar.scanner import ShardScan
-from wds_datapipes.types import MemberTuple, Sample, Shard
+from wds_datapipes.types import MemberTuple, Shard
 
 Depth: TypeAlias = Literal["size", "headers", "bytes"]
 """How much of a shard `check_index` reads."""
@@ -46,7 +42,7 @@ def build_index(
     url: str | os.PathLike[str],
     options: IndexOptions = DEFAULT_OPTIONS,
     *,
-    columns: ComputeColumns | None = None,
+    columns: Columns | None = None,
     fields: Collection[str] | None = None,
     on_repeated_key: OnRepeatedKey = "warn",
     storage_options: Mapping[str, Any] | None = None,
@@ -60,7 +56,9 @@ def build_index(
         url: the shard, a path or a URL.
         options: how it is indexed.
         columns: a function from a sample, with its fields as bytes, to a mapping of names to numbers, Boolean values or
-            short text, such as ``lambda sample: {"label": int(sample["cls"])}``. They are arrays in ``index.columns``.
+            short text, such as ``lambda sample: {"label": int(sample["cls"])}``; or a mapping from names to the places
+            of such values in fields, which are decoded as ``.wds_decode()`` does, such as ``{"label": "cls", "width":
+            "json.size.0"}``. They are arrays in ``index.columns``.
         fields: the fields that this function needs, by default all. Other fields are not read.
         on_repeated_key: ``"warn"``, ``"raise"`` or ``"ignore"`` a key that recurs after other samples.
         storage_options: passed to a remote file system.
@@ -89,9 +87,9 @@ def build_index(
         limits=options.limits,
     )
     index = index_scan(scan, options=options, on_repeated_key=on_repeated_key)
-    if columns is None:
+    if (compute := as_function(columns)) is None:
         return index
-    return add_columns(index, path, columns, fields=fields, storage_options=storage_options, limits=options.limits)
+    return add_columns(index, path, compute, fields=fields, storage_options=storage_options, limits=options.limits)
 
 
 def index_members(
@@ -260,92 +258,3 @@ def _stale(archive: str, found: str) -> StaleSidecarError:
     return StaleSidecarError(
         f"{redact(archive)} has changed since its index was built: {found}. Build the index again, or restore the shard"
     )
-
-
-Value: TypeAlias = "bool | int | float | str"
-ComputeColumns: TypeAlias = Callable[[Sample], Mapping[str, Value]]
-"""A function from a sample, with its fields as bytes, to a value for each column."""
-
-
-def add_columns(
-    index: ShardIndex,
-    url: str,
-    compute: ComputeColumns,
-    *,
-    fields: Collection[str] | None,
-    storage_options: Mapping[str, Any] | None = None,
-    limits: ReadLimits = DEFAULT_LIMITS,
-) -> ShardIndex:
-    """Return an index with columns that a function computes from the samples.
-
-    Raises:
-        UnsupportedSidecarError: the shard is compressed.
-        ShardError: the shard cannot be read.
-        TypeError: the function returns anything other than a mapping from names to values of one type.
-        ValueError: it returns different names for different samples, or a name or a value that cannot be stored.
-    """
-    index.check_random_access()
-    reader = SampleReader(ShardRanges(url, index, storage_options), limits=limits)
-    found: dict[str, list[Value]] = {}
-    try:
-        for sample in reader.stream(np.arange(len(index)), fields):
-            try:
-                values = compute(sample)
-            except Exception as error:
-                note(error, f"raised in the function for columns, for {describe_sample(sample)}")
-                raise
-            _check_names(values, found, sample)
-            for name, value in values.items():
-                found.setdefault(name, []).append(value)
-    finally:
-        reader.close()
-    columns = {name: _column(name, values, redact(url)) for name, values in found.items()}
-    layout = {name: index.columns[name] for name in COLUMNS}
-    by = columns_fingerprint(compute, fields)
-    return ShardIndex(index.facts, {**layout, **columns}, columns_by=by, name=f"The index of {redact(url)}")
-
-
-def columns_fingerprint(compute: ComputeColumns, fields: Collection[str] | None) -> str:
-    """Return a digest of a function and the fields that it receives."""
-    return fingerprint(compute, None if fields is None else sorted(fields))
-
-
-def _check_names(values: object, found: Mapping[str, Any], sample: Sample) -> None:
-    if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
-        raise TypeError(
-            f"the function for columns must return a mapping from names to values, not {values!r:.100}, for "
-            f"{describe_sample(sample)}"
-        )
-    if found and values.keys() != found.keys():
-        raise ValueError(
-            f"the function for columns returned {sorted(values)} for {describe_sample(sample)}, but {sorted(found)} "
-            "for those before. Return the same names for all, and nan or an empty string if there is no value"
-        )
-    if reserved := values.keys() & COLUMNS.keys():
-        raise ValueError(f"every index already has a column {min(reserved)!r}. Choose another name")
-
-
-def _column(name: str, values: list[Value], archive: str) -> npt.NDArray[Any]:
-    """Return values as an array of one type."""
-    plain = [value.item() if isinstance(value, np.generic) else value for value in values]
-    types = {type(value) for value in plain}
-    if types == {bool}:
-        return np.array(plain, np.bool_)
-    if types <= {int, float}:
-        try:
-            return np.array(plain, np.int64 if types == {int} else np.float64)
-        except OverflowError:
-            raise ValueError(f"the column {name!r} of {archive} has integers of more than 64 bits") from None
-    if types != {str}:
-        names = ", ".join(sorted(each.__name__ for each in types))
-        raise TypeError(
-            f"the column {name!r} of {archive} has values of the types {names}. Return numbers, or text, or Boolean "
-            "values, for all samples"
-        )
-    column = np.array(plain)
-    if column.dtype.itemsize > MAX_VALUE_BYTES or column.tolist() != plain:
-        raise ValueError(
-            f"the column {name!r} of {archive} has a text of more than {MAX_VALUE_BYTES // 4} characters, or one that "
-            "ends with a null character. Store a shorter one, such as its length or a category"
-        )
-    return column.astype("<U1") if column.dtype.itemsize == 0 else column

@@ -16,7 +16,9 @@ import numpy as np
 
 from wds_datapipes.arguments import checks_calls
 from wds_datapipes.errors import CorruptSidecarError, MissingSidecarError, StaleSidecarError, plural
-from wds_datapipes.index.build import DEFAULT_OPTIONS, ComputeColumns, build_index, columns_fingerprint
+from wds_datapipes.hints import COLUMNS, FIRST_DOT, INDEX_DIR, LAST_DOT, REBUILD
+from wds_datapipes.index.build import DEFAULT_OPTIONS, build_index
+from wds_datapipes.index.columns import Columns, ComputeColumns, as_function, columns_fingerprint
 from wds_datapipes.index.file_format import index_url, index_urls, read_index, write_index
 from wds_datapipes.index.manifest import Manifest
 from wds_datapipes.index.options import AccessOptions, IndexOptions
@@ -74,7 +76,7 @@ def build_indexes(
     index_dir: str | os.PathLike[str] | None = None,
     rebuild: bool = False,
     options: IndexOptions = DEFAULT_OPTIONS,
-    columns: ComputeColumns | None = None,
+    columns: Columns | None = None,
     fields: Collection[str] | None = None,
     on_error: OnError = "raise",
     executor: Executor | None = None,
@@ -102,8 +104,9 @@ def build_indexes(
         rebuild: build all indexes, even if they are valid.
         options: how shards are indexed. An index without a digest is invalid if there should be one. An index that
             was built by other rules is an error, unless ``rebuild`` replaces it.
-        columns: a function that computes columns of your own, such as labels, from each sample; see `build_index`. An
-            index with columns of another function is invalid. Without this argument, valid indexes keep theirs.
+        columns: a function that computes columns of your own, such as labels, from each sample, or a mapping from their
+            names to places in fields; see `build_index`. An index with other columns is invalid. Without this argument,
+            valid indexes keep theirs.
         fields: the fields that this function needs; by default all. Others are not read.
         on_error: ``"raise"`` stops at the first shard that cannot be indexed and keeps the indexes built so far. The
             other values are the same as in all stages.
@@ -137,8 +140,9 @@ def build_indexes(
     check_on_error(on_error)
     shards = resolve_shards(urls, storage_options)
     targets = index_urls(shards, index_dir)
-    columns_by = None if columns is None else columns_fingerprint(columns, fields)
-    indexer = _Indexer(index_dir, options, columns, fields, columns_by, storage_options, rebuild)
+    compute = as_function(columns)
+    columns_by = None if compute is None else columns_fingerprint(compute, fields)
+    indexer = _Indexer(index_dir, options, compute, fields, columns_by, storage_options, rebuild)
     policy = ErrorPolicy(on_error, "build_indexes")
     results: dict[int, IndexResult] = {}
 
@@ -409,13 +413,20 @@ def _check_replaceable(path: str, options: IndexOptions, *, has_columns: bool, s
     if index.columns_by is not None and not has_columns:
         raise StaleSidecarError(
             f"{redact(path)} is stale and has the columns {index.user_columns}, so building it again requires their "
-            "function. Pass it to build_indexes(columns=...), or delete the index"
+            f"function: {COLUMNS}, or delete the index"
         )
     if index.facts.rules != options.rules:
         raise StaleSidecarError(
             f"{redact(path)} was built with {index.facts.rules}, not with {options.rules}, so building it again would "
-            "change its samples. Pass the same rule, or rebuild=True to replace the index"
+            f"change its samples. {_same_rules(index.facts.rules)}, or {REBUILD} to replace the index"
         )
+
+
+def _same_rules(rules: Rules) -> str:
+    """Return advice to use the rules of an index."""
+    hint = {"first_dot": FIRST_DOT, "last_dot": LAST_DOT}.get(rules.key_rule)
+    is_default = rules[1:] == Rules()[1:]
+    return f"To keep them, {hint}" if hint is not None and is_default else "To keep them, pass the same options"
 
 
 @contextmanager
@@ -449,7 +460,7 @@ def lock_folder(path: str, *, create: bool = False) -> Iterator[bool]:
                 if error.errno not in NO_LOCKS:
                     raise MissingSidecarError(
                         f"The directory {lock.parent} cannot be written, so indexes cannot be built there: "
-                        f"{error.strerror}. Pass another directory for indexes, index_dir="
+                        f"{error.strerror}. For another directory, {INDEX_DIR}"
                     ) from None
                 lock.unlink(missing_ok=True)
         yield has_waited
