@@ -45,6 +45,7 @@ def texts_of(path: Path) -> Iterator[str]:
 #: of the argument; "" for an argument of another program.
 CALLED: dict[str, dict[str, str]] = {
     "codecs/decoding.py": {"partial": "wds_decode", "only": "wds_decode"},
+    "foreign_names.py": {"on_error": ""},  # what to write instead of another package's arguments
     "index/build_many.py": {"access": "IndexedSamples read_table", "indexing": "AccessOptions"},
     "index/order/batch_share.py": {"remainder": "IndexedSamples"},
     "index/reading/epoch_samples.py": {"select": "IndexedSamples"},
@@ -59,18 +60,21 @@ CALLED: dict[str, dict[str, str]] = {
     "loading/service/state_manager.py": {"distributed": "ShardReadingService"},
     "loading/stateful_dataset/dataset.py": {"distributed": "StatefulShards"},
     "loading/stateful_dataset/epochs.py": {"num_workers": ""},
+    "loading/torchdata_patches/patches.py": {"order": "IndexedSamples"},
     "loading/torchdata_patches/local_functions.py": {"multiprocessing_context": ""},
     "loading/transport/protocol.py": {"num_workers": "ShardReadingService"},
     "loading/transport/shared_memory.py": {"num_workers": "ShardReadingService"},
     "loading/workers/shutdown.py": {"PYTHONFAULTHANDLER": ""},
     "loading/workers/pool.py": {"num_workers": "ShardReadingService"},
     "pipes/sharding.py": {"global_batch_size": "IndexedSamples"},
+    "parallel/executors.py": {"executor": "convert_shards build_indexes"},
     "pipes/samples/indexed.py": {"lanes": "IndexedSamples"},
     "pipes/shards/loading.py": {"open_shards": "load_wds_shards load_wds_records"},
     "pipes/shards/shard_cache.py": {"max_bytes": "cache_wds_shards"},
     "pipes/shards/shard_list.py": {"buffer_size": ""},  # of torch's stage
     "prepare/run_plan.py": {"cache_bytes": "AccessOptions"},
     "prepare/sources/image_folder.py": {"has_classes": "find_images"},
+    "samples/batching.py": {"crop": "ImageDecoder"},
     "samples/bucketing.py": {"on_error": "bucket_samples"},
     "samples/fields.py": {"missing": "to_tuple"},
     "samples/packing.py": {"layout": "pack_samples", "long_samples": "pack_samples", "on_error": "pack_samples"},

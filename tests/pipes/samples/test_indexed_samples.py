@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from global_batches import global_batches, keys
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numbered_shards import write_numbered
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import DataLoader, RandomSampler, Subset
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torchdata.dataloader2 import DataLoader2
 
@@ -185,6 +186,25 @@ def test_indexes_are_built_or_required(tmp_path: Path) -> None:
     with pytest.raises(StaleSidecarError, match=r"b\.tar has no valid index: .* has changed .* bytes instead of"):
         IndexedSamples(pattern, access=AccessOptions(indexes="require"))
     assert len(IndexedSamples(pattern)) == 31
+
+
+def test_samplers_and_slices_lead_to_the_map_style_dataset(manifest: Manifest) -> None:
+    samples = IndexedSamples(manifest)
+    options: Any
+    for options in ({"sampler": RandomSampler(samples)}, {"batch_sampler": [[0, 1]]}):
+        with pytest.raises(ValueError, match=r"sampler option.* IndexedSamples orders .*\.map_style\(\)"):
+            DataLoader(samples, **options)
+    whole = samples.map_style()
+    for dataset in (samples, whole):
+        for number in (slice(0, 4), "0", 1.5, None):
+            with pytest.raises(TypeError, match=r"must be an integer, not .*Subset\(samples\.map_style\(\), numbers\)"):
+                dataset[number]  # type: ignore[index]  # that is what is tested
+    assert len(list(DataLoader(whole, sampler=RandomSampler(whole), collate_fn=list))) == len(whole)
+    assert [Subset(whole, [3, 1])[number]["__key__"] for number in range(2)] == [
+        whole[3]["__key__"],
+        whole[1]["__key__"],
+    ]
+    assert whole[np.int64(1)] == whole[torch.tensor(1)] == whole[1]  # type: ignore[index]
 
 
 def test_datasets_without_samples_are_named(manifest: Manifest, tmp_path: Path) -> None:

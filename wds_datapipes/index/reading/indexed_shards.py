@@ -326,6 +326,11 @@ class IndexedShards:
         """Return samples by their numbers in the order of the shards."""
         count = len(self)
         for number in numbers:
+            if not hasattr(number, "__index__"):  # a slice has none
+                raise TypeError(
+                    f"The number of a sample must be an integer, not {number!r:.100}. For several samples, use "
+                    "torch.utils.data.Subset(samples.map_style(), numbers)"
+                )
             if not -count <= number < count:
                 raise IndexError(f"The dataset has {plural(count, 'sample')}, so there is no sample {number}")
         wanted = np.array([number % count for number in numbers])

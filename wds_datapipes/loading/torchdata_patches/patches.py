@@ -66,7 +66,7 @@ def list_patches() -> list[Patch]:
         >>> [patch.name for patch in list_patches()][4:8]
         ['endless_passes', 'later_passes', 'unknown_position', 'missing_attribute']
         >>> [patch.name for patch in list_patches()][8:]
-        ['unexplained_names', 'unexplained_batches']
+        ['unexplained_names', 'unexplained_batches', 'unexplained_samplers']
     """
     apply_to_torchdata()
     return [_done[patch.__name__] for patch in PATCHES]
@@ -320,10 +320,31 @@ def unexplained_batches() -> None:
     setattr(Collator, "_apply_fn", apply_or_explain)
 
 
+def unexplained_samplers() -> None:
+    """PyTorch's ``DataLoader`` refuses samplers of `IndexedSamples` without naming ``.map_style()``."""
+    from torch.utils.data import DataLoader
+
+    create = DataLoader.__init__
+
+    @functools.wraps(create)
+    def create_or_explain(self: Any, dataset: Any, *arguments: Any, **options: Any) -> None:
+        try:
+            create(self, dataset, *arguments, **options)
+        except ValueError as error:
+            if "ampler option" not in str(error) or "map_style" not in dir(type(dataset)):
+                raise
+            raise ValueError(
+                f"{error}. {type(dataset).__name__} orders its samples itself, by order=. For a sampler, pass the "
+                "map-style dataset that its .map_style() returns"
+            ) from None
+
+    setattr(DataLoader, "__init__", create_or_explain)
+
+
 #: Patches of the releases of torchdata with ``DataLoader2``.
 DATALOADER2_PATCHES = (multiprocessing_service, repeated_order, split_orders, prefetch_threads, endless_passes)
 #: Patches of torch, for every release that contains the patched code.
-TORCH_PATCHES = (later_passes, missing_attribute, unexplained_names, unexplained_batches)
+TORCH_PATCHES = (later_passes, missing_attribute, unexplained_names, unexplained_batches, unexplained_samplers)
 #: All patches, in the order of the documentation.
 PATCHES = (*DATALOADER2_PATCHES, later_passes, unknown_position, *TORCH_PATCHES[1:])
 
