@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
+from pathlib import Path
 from typing import Annotated, Any
 
 from wds_datapipes.cli._app import WrongUse
@@ -13,11 +15,15 @@ from wds_datapipes.cli._options import StoreArguments, parse_bytes, parse_pairs,
 from wds_datapipes.cli._report import print_json, print_table
 from wds_datapipes.errors import plural
 from wds_datapipes.extras import require
-from wds_datapipes.index.manifest import read_manifest
-from wds_datapipes.index.options import HELD_BYTES
+from wds_datapipes.index.build_many import indexed_shards
+from wds_datapipes.index.manifest import Manifest, read_manifest
+from wds_datapipes.index.options import HELD_BYTES, AccessOptions
+from wds_datapipes.io.compression.formats import strip_shard_suffix
 from wds_datapipes.parallel.progress import human_bytes
 from wds_datapipes.prepare.run_plan import RunPlan, RunShape, plan_run
 
+#: Patterns of shards have such characters.
+WILD = re.compile(r"[{*?\[]|/$")
 #: What ``--compare`` can vary.
 COMPARED = ("lanes", "window_shards", "open_shards", "read_ahead", "cache_bytes", "hosts", "num_workers", "order")
 #: The figures of the table and of the plot, with their titles.
@@ -63,32 +69,35 @@ class RunArguments(RunShape):
 
 
 def plan(
-    manifest: str,
+    dataset: list[str],
     options: RunArguments,
     stores: StoreArguments,
     compare: list[str] | None = None,
     plot: str | None = None,
     price: float = 0.4,
+    index_dir: str | None = None,
     json: bool = False,
 ) -> None:
     """Print what each host of a run reads and holds.
 
     Also warns which arguments to change. Orders the samples of the first host as IndexedSamples does, and reads only
-    the manifest.
+    the manifest, or the indexes of the shards.
 
     Options:
-        MANIFEST: The manifest of the dataset, written by `index --manifest`.
+        DATASET: The manifest of the dataset, written by `index --manifest`; or paths, URLs or patterns of shards that
+            have indexes, such as 'train-{000..099}.tar'.
         --compare NAME=VALUES: Compare plans in a table, such as lanes=1,64,512; may be repeated, for all combinations.
         --plot FILE: Draw the figures of --compare, as PNG, SVG or PDF; needs the extra "plot".
         --price DOLLARS: The price of a million requests to the store.
+        --index-dir DIR: The folder of the indexes, if not next to their shards.
         --json: Print the facts as JSON.
     """
     if plot and not compare:
         raise WrongUse("--plot requires --compare, whose plans it draws")
-    dataset = read_manifest(manifest, storage_options=stores.store)
+    manifest = find_manifest(dataset, stores, index_dir)
     shapes = list(variants(options, compare or ()))
     with wrong_use():
-        plans = [plan_run(dataset, shape) for shape, _ in shapes]
+        plans = [plan_run(manifest, shape) for shape, _ in shapes]
     names = [" ".join(f"{name}={value}" for name, value in varied.items()) for _, varied in shapes]
     if json:
         print_json([{**asdict(shape), **asdict(each)} for (shape, _), each in zip(shapes, plans, strict=True)])
@@ -101,6 +110,21 @@ def plan(
     for name, each in zip(names, plans, strict=True):
         for warning in each.warnings if not json else ():
             sys.stdout.write(f"Warning: {name}{': ' if name else ''}{warning}\n")
+
+
+def find_manifest(dataset: list[str], stores: StoreArguments, index_dir: str | None) -> Manifest:
+    """Return the manifest of a dataset, or one of its indexes if shards are named.
+
+    Raises:
+        MissingSidecarError: there is no such manifest.
+        ShardOpenError: there is no such shard.
+        StaleSidecarError: a shard has no valid index.
+    """
+    name = dataset[0]
+    if len(dataset) == 1 and strip_shard_suffix(name) == name and not WILD.search(name) and not Path(name).is_dir():
+        return read_manifest(name, storage_options=stores.store)
+    access = AccessOptions(index_dir=index_dir, indexes="require", storage_options=stores.store)
+    return Manifest(indexed_shards(stores.list_shards(dataset), access))
 
 
 def variants(shape: RunShape, compare: Sequence[str]) -> list[tuple[RunShape, dict[str, str]]]:

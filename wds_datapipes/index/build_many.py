@@ -36,6 +36,7 @@ from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.parallel.map_shards import Shards, map_shards, resolve_shards
 from wds_datapipes.parallel.progress import ProgressMeter
 from wds_datapipes.redaction import hides_credentials
+from wds_datapipes.types import ShardInfo
 
 LOGGER = logging.getLogger("wds_datapipes")
 #: The shard about whose server this process has warned.
@@ -236,12 +237,24 @@ def shard_sizes(
     if isinstance(shards, Manifest):
         urls, counts, sizes = shards.urls, shards.counts.tolist(), shards.sizes.tolist()
     else:
-        urls = resolve_shards(shards, access.storage_options)
-        action = f"finds or builds {plural(len(urls), 'index', 'indexes')}"
-        facts = share_on_host(action, partial(_find_or_build, urls, access), urls, access, access.storage_options)
-        urls, counts, sizes = [[fact[column] for fact in facts] for column in range(3)]
+        found = indexed_shards(shards, access)
+        urls = [shard.url for shard in found]
+        counts, sizes = [shard.samples for shard in found], [shard.bytes for shard in found]
     _check_cache(access, sizes, window, lanes)
     return list(zip(urls, counts, strict=True))
+
+
+def indexed_shards(shards: Shards, access: AccessOptions) -> list[ShardInfo]:
+    """Return the number of samples and the size of each shard, according to its index.
+
+    Raises:
+        StaleSidecarError: a shard has no valid index, and none may be built.
+        ShardError: a shard cannot be indexed.
+    """
+    urls = resolve_shards(shards, access.storage_options)
+    action = f"finds or builds {plural(len(urls), 'index', 'indexes')}"
+    facts = share_on_host(action, partial(_find_or_build, urls, access), urls, access, access.storage_options)
+    return [ShardInfo(*fact) for fact in facts]
 
 
 class _Opened(NamedTuple):
@@ -418,11 +431,11 @@ def _check_replaceable(path: str, options: IndexOptions, *, has_columns: bool, s
     if index.facts.rules != options.rules:
         raise StaleSidecarError(
             f"{redact(path)} was built with {index.facts.rules}, not with {options.rules}, so building it again would "
-            f"change its samples. {_same_rules(index.facts.rules)}, or {REBUILD} to replace the index"
+            f"change its samples. {same_rules(index.facts.rules)}, or {REBUILD} to replace the index"
         )
 
 
-def _same_rules(rules: Rules) -> str:
+def same_rules(rules: Rules) -> str:
     """Return advice to use the rules of an index."""
     hint = {"first_dot": FIRST_DOT, "last_dot": LAST_DOT}.get(rules.key_rule)
     is_default = rules[1:] == Rules()[1:]
