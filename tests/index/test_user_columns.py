@@ -80,9 +80,10 @@ def test_only_the_fields_of_places_are_read(tmp_path: Path) -> None:
             build_index(url, columns={"new": place})
     with pytest.raises(TypeError, match=r"the column 'new' of .* has values of the types list"):
         build_index(url, columns={"new": "meta.json.a"})
-    for columns in ({"label": 1}, {"": "cls"}, "cls", ["cls"]):
+    wrong: Any
+    for wrong in ({"label": 1}, {"": "cls"}, "cls", ["cls"]):
         with pytest.raises(TypeError, match="columns must be a function of a sample, or a mapping from names"):
-            build_indexes([url], columns=columns)  # type: ignore[arg-type]  # that is what is tested
+            build_indexes([url], columns=wrong)
 
 
 def test_columns_select_samples(tmp_path: Path) -> None:

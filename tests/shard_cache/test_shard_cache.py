@@ -328,7 +328,7 @@ def test_a_damaged_copy_is_fetched_again(
     DAMAGES[kind](folder.entry("store:a"))
     assert read(folder, "store:a") == read(folder, "store:a") == store.shards["a"]
     assert store.opened == ["a", "a"]
-    assert re.search(r"The copy \S+ is not used: .*\. Downloading the shard again", caplog.text)
+    assert re.search(r"The copy \S+ is not used: .*\. Downloading it again", caplog.text)
     assert left_over(folder) == set()
     os.utime(folder.entry("store:a").path)  # it is compared by its digest
     assert read(folder, "store:a") == store.shards["a"]

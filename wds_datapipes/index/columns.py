@@ -103,8 +103,8 @@ def as_function(columns: Columns | None) -> ComputeColumns | None:
     """
     if columns is None or callable(columns):
         return columns
-    texts = chain(*columns.items()) if isinstance(columns, Mapping) else [""]
-    if not all(isinstance(each, str) and each for each in texts):
+    given: Any = columns
+    if not isinstance(given, Mapping) or not all(isinstance(each, str) and each for each in chain(*given.items())):
         raise TypeError(
             "columns must be a function of a sample, or a mapping from names to places such as "
             f"{{'label': 'cls', 'width': 'json.width'}}, not {columns!r:.200}"

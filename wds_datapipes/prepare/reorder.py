@@ -9,16 +9,28 @@ from typing import Any
 
 import numpy as np
 
-from wds_datapipes.errors import DecodeError, EncodeError, MissingFieldError, SampleError, ShardError, ShardOpenError
+from wds_datapipes.errors import (
+    CorruptSidecarError,
+    DecodeError,
+    EncodeError,
+    MissingFieldError,
+    MissingSidecarError,
+    SampleError,
+    ShardError,
+    ShardOpenError,
+    StaleSidecarError,
+)
 from wds_datapipes.hints import REKEY
 from wds_datapipes.index.build import index_members
-from wds_datapipes.index.build_many import find_index
-from wds_datapipes.index.file_format import index_url
+from wds_datapipes.index.build_many import same_rules
+from wds_datapipes.index.file_format import index_url, read_index
 from wds_datapipes.index.options import AccessOptions, IndexOptions
+from wds_datapipes.index.origin import origin_of
 from wds_datapipes.index.reading.dataset_reader import DatasetReader
 from wds_datapipes.index.reading.sample_reader import has_random_access
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.openers import redact
+from wds_datapipes.io.remote.remote_file import file_facts
 from wds_datapipes.on_error.policy import raise_error
 from wds_datapipes.parallel.map_shards import collect_shards
 from wds_datapipes.prepare.shard_contents import DEFAULT_SCAN, ScanOptions, ShardContents, ShardFault, read_contents
@@ -225,8 +237,7 @@ def _index_shard(url: str, options: ScanOptions) -> ShardContents:
         has_access = has_random_access(url, storage_options=storage_options)
         index = None
         if has_access:
-            rules = IndexOptions(key_rule=options.key_rule)
-            index = find_index(url, index_url(url), rules, storage_options=storage_options)
+            index = _read_sidecar(url, options)
     except ShardError as error:
         empty = index_members((), Shard(url))
         return ShardContents(url, empty, [ShardFault(redact(url), type(error).__name__, "", "", str(error))])
@@ -236,3 +247,26 @@ def _index_shard(url: str, options: ScanOptions) -> ShardContents:
             f"uncompressed file first, for example with wds-datapipes cat"
         )
     return read_contents(url, options) if index is None else ShardContents(url, index)
+
+
+def _read_sidecar(url: str, options: ScanOptions) -> ShardIndex | None:
+    """Return the sidecar index of a shard if it is valid.
+
+    Raises:
+        StaleSidecarError: it groups members by another key rule.
+        ShardError: the shard cannot be opened.
+    """
+    path, store = index_url(url), options.storage_options
+    try:
+        index = read_index(path, storage_options=store)
+    except (MissingSidecarError, CorruptSidecarError):
+        return None
+    if index.describe_change(origin_of(url, store), file_facts(url, storage_options=store)):
+        return None
+    rules = IndexOptions(key_rule=options.key_rule).rules
+    if index.facts.key_rule != rules.key_rule:
+        raise StaleSidecarError(
+            f"{redact(path)} was built with {index.facts.rules}, not with {rules}, which would group other samples. "
+            f"{same_rules(index.facts.rules)}; otherwise delete the index"
+        )
+    return index if index.facts.rules == rules else None

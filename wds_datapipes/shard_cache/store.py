@@ -220,7 +220,7 @@ class CacheFolder:
                 raise
             copy.close()
             if is_locked:
-                LOGGER.warning("The copy %s is not used: %s. Downloading the shard again", entry.path, damage)
+                LOGGER.warning("The copy %s is not used: %s. Downloading it again", entry.path, damage)
                 entry.remove()
             return None
 
