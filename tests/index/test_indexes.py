@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nginx_server import Nginx
 
-from wds_datapipes import ShardList, TarWriter
+from wds_datapipes import IndexedSamples, ShardList, TarWriter
 from wds_datapipes.errors import (
     CorruptShardError,
     CorruptSidecarError,
@@ -31,6 +31,7 @@ from wds_datapipes.errors import (
     TruncatedShardError,
 )
 from wds_datapipes.index import (
+    AccessOptions,
     IndexOptions,
     build_index,
     build_indexes,
@@ -109,6 +110,25 @@ def test_concatenated_archives(tmp_path: Path) -> None:
         index = build_index(both, options=IndexOptions(ignore_zeros=True))
     assert index.keys == ["0", "1", "0"]
     check_index(index, both, depth="headers")
+
+
+def test_data_after_an_archive_are_not_indexed_on_request(tmp_path: Path) -> None:
+    url, options = shard(tmp_path / "x.tar"), IndexOptions(end_marker="final")
+    plain = build_index(url)
+    with open(url, "ab") as file:
+        file.write(b"no archive" * 300)
+    with pytest.raises(CorruptShardError, match=r'pass options=IndexOptions\(end_marker="final"\) to ignore them'):
+        build_index(url)
+    index = build_index(url, options)
+    assert index.has_same_layout(plain)
+    for depth in ("size", "headers", "bytes"):
+        check_index(index, url, depth=depth)
+    assert len(IndexedSamples(url, access=AccessOptions(indexing=options))) == len(index)
+    assert [result.is_new for result in build_indexes([url], options=options)] == [False]
+    with open(url, "r+b") as file:
+        file.write(b"1")
+    with pytest.raises(CorruptShardError):
+        check_index(index, url, depth="headers")
 
 
 @pytest.mark.usefixtures("nothing_left")

@@ -221,7 +221,7 @@ def test_torchdata_is_patched_whatever_is_imported_first(first: str) -> None:
     code = f"{first}; import wds_datapipes; from wds_datapipes.loading.torchdata_patches import patches; "
     code += "print([each.name for each in patches._done.values() if not each.applied], len(patches._done))"
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == ("[] 10\n" if HAS_STATEFUL_LOADER else "['unknown_position'] 10\n")
+    assert done.stdout == ("[] 11\n" if HAS_STATEFUL_LOADER else "['unknown_position'] 11\n")
 
 
 def test_the_names_of_torchdatas_stages_are_known() -> None:

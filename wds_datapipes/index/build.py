@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from wds_datapipes.arguments import check_choice, checks_calls
-from wds_datapipes.errors import DuplicateKeyError, StaleSidecarError, plural
+from wds_datapipes.errors import CorruptShardError, DuplicateKeyError, StaleSidecarError, plural
 from wds_datapipes.index.columns import Columns, add_columns, as_function
 from wds_datapipes.index.options import IndexOptions
 from wds_datapipes.index.origin import origin_of
@@ -237,7 +237,13 @@ def check_index(
         end_marker="optional",
         limits=limits,
     )
-    now = build_index(path, options, on_repeated_key="ignore", storage_options=storage_options)
+    reading: dict[str, Any] = {"on_repeated_key": "ignore", "storage_options": storage_options}
+    try:
+        now = build_index(path, options, **reading)
+    except CorruptShardError:  # unless the index ends before data that belong to no archive
+        now = build_index(path, replace(options, ignore_zeros=False, end_marker="final"), **reading)
+        if not index.has_same_layout(now):
+            raise
     if index.facts.bytes not in (None, now.facts.bytes):
         raise _stale(path, f"it has {now.facts.bytes} bytes, not {index.facts.bytes}")
     if not index.has_same_layout(now):

@@ -228,6 +228,6 @@ def _check_limits(name: str, size: int) -> None:
         if found > most:
             raise EncodeError(
                 f"The file {name[:100]!r} cannot be written: {what} has {found:,} bytes, and readers accept at most "
-                f"{most:,}. Write less; or pass key_rule=None to skip the check, and read with "
+                f"{most:,}. Write less; or, to skip the check, {NO_KEY_RULE}, and read with "
                 f"limits=ReadLimits({limit}={found})"
             )
