@@ -76,8 +76,6 @@ def build_index(
         (IndexedSample(key='x', offset=0, end=1024, entries=(IndexEntry(field='txt', offset=512, size=3),)), 10240, 64)
     """
     path = os.fspath(url)
-    if columns is not None and not callable(columns):
-        raise TypeError(f"columns must be a function of a sample that returns a mapping, not {columns!r:.200}")
     scan = ShardScan(
         path,
         digest=options.digest,
