@@ -21,7 +21,7 @@ from wds_datapipes.io import urls as schemes_module
 from wds_datapipes.io.openers import open_parts, open_url
 from wds_datapipes.io.remote.remote_file import FileFacts
 from wds_datapipes.io.urls import check_url
-from wds_datapipes.shard_cache import store
+from wds_datapipes.shard_cache import download
 from wds_datapipes.testing import build_shard
 
 FOLDER = "memory://test-safe-urls"
@@ -192,7 +192,7 @@ def test_the_next_shard_is_not_fetched_before_it_is_checked(
         asked.append(url)
         return FileFacts()
 
-    monkeypatch.setattr(store, "file_facts", asked_for)
+    monkeypatch.setattr(download, "file_facts", asked_for)
     command, path = f"pipe:touch {tmp_path}/touched", str(tmp_path / "served.tar")
     source = IterableWrapper([f"{server}/a.tar", command, path, f"{server}/b.tar"])
     members = iter(source.cache_wds_shards(tmp_path / "copies", prefetch=3).load_wds_shards(allow_local_files=False))

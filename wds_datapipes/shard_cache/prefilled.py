@@ -12,9 +12,9 @@ from urllib.parse import quote, unquote
 from wds_datapipes.errors import MissingDependencyError, ShardError, TruncatedShardError
 from wds_datapipes.io.compression.formats import SHARD_SUFFIXES
 from wds_datapipes.io.file_lock import READ_ONLY
-from wds_datapipes.io.openers import local_path, split_scheme
+from wds_datapipes.io.openers import split_scheme
 from wds_datapipes.io.remote.remote_file import FileFacts
-from wds_datapipes.io.urls import without_query
+from wds_datapipes.io.urls import OpeningURL, without_query
 from wds_datapipes.shard_cache.download import DownloadRequest
 from wds_datapipes.shard_cache.entry import UNKNOWN, CopyFacts, Entry, digest_of, entries
 from wds_datapipes.tar.scanner import ShardScan
@@ -35,7 +35,7 @@ def own_names(url: str) -> Iterator[str]:
     (['train/000.tar', '000.tar'], ['pipe%3Acat%20a.tar'])
     """
     scheme, rest = split_scheme(without_query(url))
-    if local_path(url) is not None or scheme == "-":
+    if isinstance(url, OpeningURL) or scheme in ("", "-", "file"):
         return
     if scheme == "pipe":
         yield quote(url, safe=UNQUOTED)[-LONGEST:]
