@@ -82,14 +82,14 @@ def main() -> None:
         args.ranks = 8
     ranks, workers, pipe = args.ranks, args.workers, pipeline(args.buffer)
     parts = [make_part(seed, args.buffer) for seed in range(BUFFERS)]
-    facts: dict[str, Any] = {"seed": 1, "epoch": 0, "first": 1, "next": 2, "ranks": ranks, "distributed": True}
+    facts: dict[str, Any] = {"seed": 1, "epoch": 0, "first": 1, "next": 2, "ranks": ranks}
     facts |= {"stages": descriptions(pipe), "workers": workers}
     own = [[parts[(rank * workers + worker) % BUFFERS] for worker in range(workers)] for rank in range(ranks)]
     states = [state_of([Checkpoint(rank=rank, parts=own[rank], **facts)]) for rank in range(ranks)]
     merged = merge_states(states)
 
     def load(count: int) -> Any:
-        rank = state_of_rank(checkpoints_in(merged), pipe, (0, count, True, workers))
+        rank = state_of_rank(checkpoints_in(merged), pipe, (0, count, workers))
         return [part.stages for part in rank.parts]
 
     actions: dict[str, Callable[[], Any]] = {

@@ -39,7 +39,7 @@ def test_keys_are_compared_and_not_their_digests(folder: Path, monkeypatch: pyte
 def test_sound_and_video_are_decoded_and_what_is_not_is_noted(program: Any, folder: Path) -> None:
     sound = audio_file("wav", "pcm_s16le", tone())
     film = video_file("matroska", "libx264", tone())
-    samples = [
+    samples: list[dict[str, Any]] = [
         {"__key__": "whole", "wav": sound, "mkv": film, "bin": b"any", "json": "{}"},
         {"__key__": "cut", "wav": sound[:-2000], "mkv": film[:-2000]},
         {"__key__": "other", "wav": b"<html>404</html>", "mp4": sound},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import random
+from typing import Any
 
 import numpy as np
 import PIL.ExifTags
@@ -196,7 +197,7 @@ def test_a_crop_is_that_of_the_upright_image(orientation: int, min_size: int | N
 
 
 def test_batches_of_upright_images() -> None:
-    samples = [{"__key__": str(number), "jpg": rotated(number, "JPEG")} for number in (6, 8)]
+    samples: list[dict[str, Any]] = [{"__key__": str(number), "jpg": rotated(number, "JPEG")} for number in (6, 8)]
     decoder = ImageDecoder("torchrgb8", exif_orientation=True)
     [batch] = IterableWrapper(samples).batch(2).decode_batch(decoder)
     for image, sample in zip(batch["jpg"], samples, strict=True):

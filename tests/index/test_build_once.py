@@ -215,7 +215,7 @@ def test_the_lock_of_a_killed_process_is_removed_although_all_indexes_are_valid(
     pattern: str, tmp_path: Path, index_dir: str | None
 ) -> None:
     folder = tmp_path if index_dir is None else tmp_path / index_dir
-    options = {} if index_dir is None else {"index_dir": folder}
+    options: dict[str, Any] = {} if index_dir is None else {"index_dir": folder}
     build_indexes(pattern, **options)
     (folder / FOLDER_LOCK).touch()
     assert not any(result.is_new for result in build_indexes(pattern, **options))

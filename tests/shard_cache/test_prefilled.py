@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from servers.faults import FaultProxy
-from servers.nginx_server import Nginx
+from faults import FaultProxy
+from nginx_server import Nginx
 
 from wds_datapipes import IndexedSamples, ShardList
 from wds_datapipes.index import AccessOptions, build_indexes

@@ -10,7 +10,7 @@ MAX_DEPTH = 32
 YAML_ERRORS = (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError)
 
 
-def parse_plain_yaml(yaml: Any, text: str | bytes) -> Any:
+def parse_plain_yaml(yaml: Any, text: Any) -> Any:
     """Parse YAML with plain values.
 
     Aliases are rejected, because a few lines of them can expand to more values than fit into memory, and so is deep
@@ -18,7 +18,7 @@ def parse_plain_yaml(yaml: Any, text: str | bytes) -> Any:
 
     Args:
         yaml: the PyYAML module.
-        text: the YAML text.
+        text: the YAML text, or an object whose ``read`` returns it piece by piece.
 
     Raises:
         ValueError: the text is not YAML with plain values, has an alias, or is nested too deeply.

@@ -50,7 +50,7 @@ def on_import(package: str, act: Callable[[], object]) -> None:
     if package in sys.modules:
         act()
     else:
-        sys.meta_path.insert(0, _Finder(package, act))
+        sys.meta_path.insert(0, _TorchdataFinder(package, act))
 
 
 def has_dataloader2() -> bool:
@@ -84,7 +84,7 @@ def silence_banner() -> Any:
         yield
 
 
-class _Finder(MetaPathFinder):
+class _TorchdataFinder(MetaPathFinder):
     """Finds a package as other finders do, with a loader that calls a function afterwards."""
 
     def __init__(self, package: str, act: Callable[[], object]) -> None:
