@@ -393,7 +393,7 @@ def test_windows_have_a_limit_with_a_name(compress: str, tmp_path: Path) -> None
     assert member.data == b"one"
 
 
-def test_blank_pages_are_images_and_larger_ones_have_a_limit_with_a_name() -> None:
+def test_blank_pages_are_images_and_larger_ones_have_a_limit_with_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     page = encoded(PIL.Image.new("1", (4960, 7016), 1), "TIFF", compression="group4")
     assert len(page) < 5000
     [sample] = IterableWrapper([{"tif": page}]).wds_decode("l8")
@@ -408,6 +408,12 @@ def test_blank_pages_are_images_and_larger_ones_have_a_limit_with_a_name() -> No
         assert sample[field].shape == (10_000, 20_000)
         [batch] = samples.batch(1).decode_batch("torchl8", limits=ReadLimits(image_pixels=200_000_000))
         assert batch[field].shape == (1, 10_000, 20_000)
+    tiff = encoded(PIL.Image.new("1", (20_000, 10_000)), "TIFF", compression="group4")
+    samples = IterableWrapper([{"tif": tiff}]).wds_decode("l8", limits=ReadLimits(image_pixels=None))
+    with pytest.raises(DecodeError, match=r"For TIFF, Pillow has a limit of its own.*set PIL\.Image\.MAX_IMAGE_PIXELS"):
+        list(samples)
+    monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", None)
+    assert next(iter(samples))["tif"].shape == (10_000, 20_000)
     with pytest.raises(DecodeError, match="the limit is image_pixels=5"):
         list(
             IterableWrapper([{"png": encoded(PIL.Image.new("L", (3, 2)))}]).wds_decode(

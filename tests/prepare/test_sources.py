@@ -118,7 +118,7 @@ def test_all_files_of_a_key_are_one_sample() -> None:
     ("files", "message"),
     [
         (["in/1.jpg"], r"image 'in/1\.jpg' is not in the folder of a class"),
-        (["in/a/1.jpg", "in/b/1.txt"], r"folder 'in/b' of the class 'b' has no image \(bmp, "),
+        (["in/a/1.jpg", "in/b/1.txt"], r"folder 'in/b' of the class 'b' has no image \(avif, bmp, "),
         (["elsewhere"], r"folder 'in' cannot be read: No such file"),
     ],
 )
@@ -212,3 +212,10 @@ def test_an_invalid_sample_of_a_recipe_names_its_lines(lines: str, message: str)
 def test_a_recipe_may_begin_with_a_byte_order_mark() -> None:
     Path("recipe").write_bytes(b"\xef\xbb\xbfa.txt text:1\n")
     assert fields_of(Recipe("recipe")) == {"a": {"txt": b"1"}}
+
+
+def test_photographs_of_phones_are_images() -> None:
+    put("a/1.HEIC", "a/2.heif", "a/3.jxl", "a/4.avif", "a/5.mov")
+    found = find_images("a", has_classes=False)
+    assert [spec.key for spec in all_specs(found)] == ["1", "2", "3", "4"]
+    assert found.left_out == {".mov": 1}

@@ -246,7 +246,13 @@ class ImageDecoder(ByExtension):
             image.draft(None, (max(1, image.width // part.scale), max(1, image.height // part.scale)))
         else:
             part = part._replace(scale=1)
-        image.load()
+        try:
+            image.load()
+        except Image.DecompressionBombError as error:
+            raise ValueError(
+                f"{error} For {image.format}, Pillow has a limit of its own, in addition to image_pixels: set "
+                f"PIL.Image.MAX_IMAGE_PIXELS = None"
+            ) from error
         return image, part
 
     def _select(self, width: int, height: int, rng: Random, orientation: Orientation) -> _Region:

@@ -16,7 +16,10 @@ from wds_datapipes.prepare.sample_spec import FilePart, Part, SampleSpec, make_s
 from wds_datapipes.samples.keys import KeyRule
 
 #: The default file extensions of images.
-IMAGE_ENDINGS = ("bmp", "gif", "jpeg", "jpg", "pgm", "png", "ppm", "tif", "tiff", "webp")
+IMAGE_ENDINGS = (
+    *("avif", "bmp", "gif", "heic", "heif", "hif", "jpeg", "jpg"),
+    *("jxl", "pgm", "png", "ppm", "tif", "tiff", "webp"),
+)
 
 Faults: TypeAlias = Callable[[Exception], object]
 """A handler that raises or records errors."""
