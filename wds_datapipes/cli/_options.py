@@ -135,7 +135,7 @@ def wrong_use(prefix: str = "", *kinds: type[Exception]) -> Iterator[None]:
 def _parse_json_options(text: str) -> dict[str, Any]:
     if not text:
         return {}
-    with wrong_use("--storage-options: ", OSError):
+    with wrong_use("--storage-options: ", OSError, RecursionError):
         options = json.loads(Path(text[1:]).read_text(encoding="utf-8-sig") if text.startswith("@") else text)
     if not isinstance(options, dict):
         raise WrongUse("--storage-options must be a JSON object, as in '{\"anon\": true}'")

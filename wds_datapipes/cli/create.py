@@ -227,6 +227,10 @@ def locate_class_list(output: str, source: Source) -> str:
 def read_class_list(url: str, storage_options: Mapping[str, Any] | None) -> list[str]:
     """Read the class names from a file that `create_from` has written."""
     with wrong_use(
-        "--classes-from is not a list of classes that create has written: ", MissingSidecarError, LookupError, TypeError
+        "--classes-from is not a list of classes that create has written: ",
+        MissingSidecarError,
+        LookupError,
+        TypeError,
+        RecursionError,
     ):
         return list(json.loads(read_sidecar(url, storage_options))["classes"])

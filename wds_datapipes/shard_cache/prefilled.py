@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import TypeAlias
@@ -16,7 +17,7 @@ from wds_datapipes.io.openers import split_scheme
 from wds_datapipes.io.remote.remote_file import FileFacts
 from wds_datapipes.io.urls import OpeningURL, without_query
 from wds_datapipes.shard_cache.download import DownloadRequest
-from wds_datapipes.shard_cache.entry import UNKNOWN, CopyFacts, Entry, digest_of, entries
+from wds_datapipes.shard_cache.entry import DIGITS, UNKNOWN, CopyFacts, Entry, digest_of, is_copy
 from wds_datapipes.tar.scanner import ShardScan
 
 Ask: TypeAlias = "Callable[[DownloadRequest], FileFacts]"
@@ -113,8 +114,11 @@ def _digest_archive(path: Path) -> str:
 
 
 def _has_owner(entry: Entry, path: Path) -> bool:
-    """Whether another URL links to a file."""
-    links = (each.path for each in entries(entry.folder) if each.is_link and each.digest != entry.digest)
+    """Whether another URL, which ends in the same name, links to a file."""
+    end = entry.path.name[DIGITS:]
+    names = os.listdir(entry.folder)  # noqa: PTH208  only the names are needed
+    others = (name for name in names if name.endswith(end) and is_copy(name) and name != entry.path.name)
+    links = (link for name in others if (link := entry.folder / name).is_symlink())
     return any(link.resolve() == path.resolve() for link in links)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, ClassVar
 
 from wds_datapipes.errors import CorruptShardError, ShardError, ShardOpenError, TruncatedShardError, WdsError
 from wds_datapipes.io.file_lock import READ_ONLY, lock_file
@@ -51,6 +51,9 @@ class CacheFolder:
         CacheError: the folder cannot be created.
     """
 
+    #: The folders and limits to which this process has kept them.
+    _limited: ClassVar[set[tuple[str, int | None]]] = set()
+
     def __init__(
         self,
         folder: str | os.PathLike[str],
@@ -66,7 +69,7 @@ class CacheFolder:
         self.run, self._is_offline, self._compared = run, False, set[str]()
         self.verbose, self.priority = verbose, priority
         self.max_bytes = max_bytes
-        self._warned = self._is_limited = False
+        self._warned = False
 
     def warn_uncached(self, request: DownloadRequest, error: UncachedError) -> None:
         """Count a miss; warn that a shard is read from its source, but only once that the cache is full."""
@@ -159,10 +162,11 @@ class CacheFolder:
         return copy
 
     def _keep_limit(self) -> None:
-        """Evict the copies beyond the limit once, as another process may have had a higher one."""
-        is_limited, self._is_limited = self._is_limited, True
-        if is_limited or self.max_bytes is None or not self.path.is_dir():
+        """Evict the copies beyond the limit, once in each process, as another one may have had a higher limit."""
+        limit = os.path.abspath(self.path), self.max_bytes  # noqa: PTH100  of a path that may not exist
+        if self.max_bytes is None or limit in CacheFolder._limited or not self.path.is_dir():
             return
+        CacheFolder._limited.add(limit)
         try:
             reserve_space(self.path, None, 0, self.max_bytes, self.priority)
         except OSError as error:
