@@ -20,6 +20,7 @@ from wds_datapipes.codecs.extensions import Continue, handle_extension
 from wds_datapipes.datapipes import graph as _graph
 from wds_datapipes.extras import DATALOADER2 as _DATALOADER2
 from wds_datapipes.extras import require as _require
+from wds_datapipes.foreign_names import explain_imports as _explain_imports
 from wds_datapipes.foreign_names import explain_name as _explain_name
 from wds_datapipes.io.openers import register_opener
 from wds_datapipes.io.read_limits import ReadLimits
@@ -88,6 +89,7 @@ __all__ = [
 ]
 
 _apply_patches()
+_explain_imports()
 
 #: Names imported on first use, to halve the import time. Only the reading service needs torchdata, whose class it
 #: derives from; everything else also works without torchdata or with releases that lack DataLoader2.

@@ -50,6 +50,8 @@ def test_a_name_of_another_package_leads_to_what_exists_here(name: str) -> None:
         with pytest.raises(AttributeError, match=re.escape(text)) as raised:
             getattr(owner, name)
         assert (raised.value.name, raised.value.obj) == (name, owner)
+    with pytest.raises(ImportError, match=rf"cannot import name '{name}' from 'wds_datapipes'{re.escape(text)}"):
+        exec(f"from wds_datapipes import {name}")
     assert name not in wds_datapipes.__all__
     stages = {*re.findall(r"\.(\w+)\(", advice)} - {"open", "set_epoch"}
     assert stages <= {*IterDataPipe.functions}
@@ -73,6 +75,7 @@ def test_an_argument_of_another_package_leads_to_what_exists_here(name: str) -> 
         ("samples.shuffle(1000)", r"\.shuffle\(\) takes no positional .* write \.shuffle_samples\(1000\)"),
         ("samples.batch(2).shuffle(10)", r"\.shuffle\(\) takes no positional .* write \.shuffle_samples\(10\)"),
         ("samples.shuffle(bufsize=10)", r"^\.shuffle\(\) has no argument 'bufsize'. Did you mean 'buffer_size'\?"),
+        ("samples.shuffle(buffer_size=2.5)", "^buffer_size must be an integer, not 2.5"),
         ("samples.shuffle_samples()", r"^\.shuffle_samples\(\) got .*missing.*'buffer_size'\. It takes buffer_size"),
         ("samples.shuffle_samples(1, 2)", r"^\.shuffle_samples\(\) got wrong arguments: too many positional"),
         ("samples.load_wds_shards(handler=1)", r"^\.load_wds_shards\(\) has no .* write on_error=\. It takes select_"),

@@ -158,7 +158,7 @@ def explain_path(path: str) -> str:
     ''
     """
     if path[:1] == "~":
-        return f" A path is used as it is written: for a home directory, write {os.path.expanduser(path)!r}."  # noqa: PTH111
+        return f" ~ is not expanded: for a home directory, write {os.path.expanduser(path)!r}."  # noqa: PTH111
     return "" if os.path.isabs(path) else f" Relative paths start from {os.getcwd()}."  # noqa: PTH109, PTH117
 
 

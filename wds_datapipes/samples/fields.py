@@ -83,9 +83,12 @@ def map_tuple(
     for values in policy.counted(source):
         if isinstance(values, Mapping):
             raise TypeError("map_tuple needs tuples, but got a sample: put it after to_tuple, or use map_dict")
-        if not isinstance(values, Iterable):
-            raise TypeError(f"map_tuple needs tuples, but got a {type(values).__name__}: put it after to_tuple")
-        mapped = list(values)
+        try:
+            mapped = list(values)
+        except TypeError:
+            raise TypeError(
+                f"map_tuple needs tuples, but got a {type(values).__name__}: put it after to_tuple"
+            ) from None
         if len(functions) > len(mapped):
             raise ValueError(
                 f"map_tuple has {len(functions)} functions, but got {len(mapped)} elements ({type(values).__name__}). "

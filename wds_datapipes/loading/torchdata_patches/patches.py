@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from wds_datapipes.arguments import check_call
+from wds_datapipes.arguments import check_call, check_integer
 from wds_datapipes.errors import StateError
 from wds_datapipes.foreign_names import explain_name
 from wds_datapipes.loading.torchdata_patches.on_import import STAGES, import_stages, on_import, silence_banner
@@ -287,6 +287,7 @@ def unexplained_names() -> None:
                 f"{arguments[0]!r}); to shuffle a list of shards, .shuffle(), before .sharding_filter()"
             )
         check_call(".shuffle()", Shuffler.__init__, (None, source), options, hidden=2)
+        check_integer("buffer_size", options.get("buffer_size", 1), 1)
         return shuffle(source, **options)
 
     for kind in (IterDataPipe, MapDataPipe):
