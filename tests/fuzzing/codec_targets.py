@@ -15,14 +15,17 @@ import msgpack
 import numpy as np
 import torch
 from harness import Finding, Target
+from media_files import AUDIO_FILES, VIDEO_FILES, audio_file, tone, video_file
 from PIL import Image
 
 from wds_datapipes.codecs import CODECS, IMAGE_FORMATS
 from wds_datapipes.codecs.array_files import encode_npy, encode_npz, encode_pth, encode_tenbin
+from wds_datapipes.codecs.containers import find_end
 from wds_datapipes.codecs.decoding import DecoderChain
 from wds_datapipes.codecs.field_chain import convert_samples
 from wds_datapipes.codecs.images import ImageDecoder
 from wds_datapipes.errors import DecodeError, UnsafeInputError
+from wds_datapipes.io.read_limits import ReadLimits
 
 #: The memory that decoding an input may use in addition to a thousand times its size, in bytes.
 ROOM = 512 << 20
@@ -54,7 +57,7 @@ def basic() -> DecoderChain:
 @cache
 def pictures(spec: str, more: bool) -> DecoderChain:
     decoder = ImageDecoder(spec, min_size=8) if more else ImageDecoder(spec)
-    return DecoderChain((decoder,), {})
+    return DecoderChain((decoder,), {}, limits=ReadLimits(image_pixels=1 << 24))
 
 
 def decode_value(data: bytes) -> None:
@@ -115,7 +118,36 @@ PICTURE_TOKENS = [b"\xff\xd8\xff\xe1", b"Exif\0\0II*\0", b"IHDR", b"IDAT", b"GIF
 PICTURE_TOKENS += [b"%!PS-Adobe", b"%%BoundingBox: 0 0 99999 99999\n", b"P6 99999 99999 255\n", b"BM", b"8BPS", b"qoif"]
 
 
+def read_container(data: bytes) -> None:
+    with contextlib.suppress(ValueError):
+        end = find_end(data)
+        if not 0 <= end <= len(data):
+            raise Finding(f"the container of {len(data)} bytes ends at {end}")
+
+
+@cache
+def container_seeds() -> list[bytes]:
+    """Create short sounds and videos in each container."""
+    sound = tone(2, 0.02)
+    sounds = [audio_file(form, codec, sound) for form, codec, _ in AUDIO_FILES.values()]
+    others = [audio_file("caf", "pcm_s16le", sound), audio_file("au", "pcm_s16be", sound)]
+    forms = [*VIDEO_FILES.values(), ("mpegts", "mpeg2video")]
+    return [*sounds, *others, *(video_file(form, codec, frames=2, size=(16, 16)) for form, codec in forms)]
+
+
+CONTAINER_TOKENS = [b"RIFF", b"WAVE", b"data", b"LIST", b"movi", b"OggS", b"moov", b"mdat", b"caff", b".snd", b".SoX"]
+CONTAINER_TOKENS += [
+    b"\x1a\x45\xdf\xa3",
+    b"\x18\x53\x80\x67",
+    b"\x1f\x43\xb6\x75",
+    b"\x01" + b"\xff" * 7,
+    b"Xing",
+    b"ID3",
+]
+
+
 TARGETS = [
     Target("values", decode_value, value_seeds, 500, VALUE_TOKENS),
     Target("pictures", decode_picture, picture_seeds, 300, PICTURE_TOKENS),
+    Target("containers", read_container, container_seeds, 300, CONTAINER_TOKENS),
 ]
