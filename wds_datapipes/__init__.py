@@ -37,6 +37,7 @@ from wds_datapipes.types import Member, Sample
 if typing.TYPE_CHECKING:
     from wds_datapipes.codecs.images import ImageDecoder
     from wds_datapipes.loading.checkpoint.resharding import merge_states
+    from wds_datapipes.loading.loader_batches import LoaderBatches
     from wds_datapipes.loading.report import LoadingReport, WorkerReport
     from wds_datapipes.loading.service.service import ShardReadingService
     from wds_datapipes.loading.stateful_dataset.dataset import StatefulShards
@@ -59,6 +60,7 @@ __all__ = [
     "ErrorBudget",
     "ImageDecoder",
     "IndexedSamples",
+    "LoaderBatches",
     "LoadingReport",
     "Member",
     "MockSamples",
@@ -98,6 +100,7 @@ _LATER = {
     for module, names in {
         "codecs.images": "ImageDecoder",
         "loading.checkpoint.resharding": "merge_states",
+        "loading.loader_batches": "LoaderBatches",
         "loading.report": "LoadingReport WorkerReport",
         "loading.service.service": "ShardReadingService",
         "loading.stateful_dataset.dataset": "StatefulShards",

@@ -51,6 +51,19 @@ def check_integer(name: str, value: Any, least: int | None = None) -> int:
     return number
 
 
+def check_seed(seed: Any) -> int:
+    """Return a seed that a user has passed, as an int.
+
+    Raises:
+        TypeError: it is not an integer.
+        ValueError: it is negative, or has more than 64 bits.
+    """
+    number = check_integer("seed", seed)
+    if not 0 <= number < 1 << 64:
+        raise ValueError(f"seed must be a non-negative integer of at most 64 bits, not {number}")
+    return number
+
+
 def check_optional_integer(name: str, value: Any, least: int) -> int | None:
     """Return an argument that is None or an integer; see `check_integer`."""
     return None if value is None else check_integer(name, value, least)

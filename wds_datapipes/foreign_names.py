@@ -18,7 +18,7 @@ WEBDATASET = {
     "Decoder": ".wds_decode()",
     "DecodingError": "wds_datapipes.errors.DecodeError",
     "FluidInterface": "the methods of a pipeline, such as .map_samples(f)",
-    "FluidWrapper": "IterableWrapper(loader, deepcopy=False), of torch.utils.data.datapipes.iter, and stages after it",
+    "FluidWrapper": "LoaderBatches(loader), and stages after it",
     "LMDBCached": ".cache_samples(path)",
     "LRUCleanup": ".cache_wds_shards(folder, max_bytes=n)",
     "MockDataset": "MockSamples(sample, length)",

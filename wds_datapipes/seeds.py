@@ -4,22 +4,6 @@ from __future__ import annotations
 
 import copy
 from hashlib import sha256
-from typing import Any
-
-from wds_datapipes.arguments import check_integer
-
-
-def check_seed(seed: Any) -> int:
-    """Return a seed that a user has passed, as an int.
-
-    Raises:
-        TypeError: it is not an integer.
-        ValueError: it is negative, or has more than 64 bits.
-    """
-    number = check_integer("seed", seed)
-    if not 0 <= number < 1 << 64:
-        raise ValueError(f"seed must be a non-negative integer of at most 64 bits, not {number}")
-    return number
 
 
 def derived_seed(*facts: int | str) -> int:

@@ -311,7 +311,8 @@ def _unsplit_sources(pipe: Any, instances: int, dispatching: int) -> Iterator[tu
     seen, found = set[int](), [(pipe, instances)]
     while found:
         stage, readers = found.pop()
-        if id(stage) in seen or splits(stage) or declared(stage).spans_epochs or not _is_replicated(stage):
+        known = declared(stage)
+        if id(stage) in seen or splits(stage) or known.spans_epochs or known.is_remote or not _is_replicated(stage):
             continue
         seen.add(id(stage))
         if declared(stage).is_dispatched:

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+from wds_datapipes.arguments import check_seed
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.amendment import adopt
 from wds_datapipes.loading.checkpoint.format import checkpoints_in, state_of
@@ -29,7 +30,6 @@ from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.inspection import upstream
 from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.pipes.state.pipeline_state import refusing_corrupt_states
-from wds_datapipes.seeds import check_seed
 from wds_datapipes.types import Instance
 
 NO_PIPELINE = (
@@ -48,6 +48,11 @@ class ShardDataLoader(DataLoader2):  # type: ignore[misc]  # torchdata has no ty
     @property
     def _service(self) -> ShardReadingService:
         return next(each for each in _services(self.reading_service) if isinstance(each, ShardReadingService))
+
+    @property
+    def origin(self) -> tuple[Any, int | None, int]:
+        """The pipeline before the split, the seed or ``None``, and the number of workers."""
+        return self._datapipe_before_reading_service_adapt, self._seed, self._service.num_workers
 
     @property
     def _is_in_step(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from wds_datapipes.arguments import check_integer, checks_calls
+from wds_datapipes.arguments import check_integer, check_seed, checks_calls
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.amendment import adopt, begin_run
@@ -40,7 +40,6 @@ from wds_datapipes.loading.stateful_dataset.tracking import (
 from wds_datapipes.pipes.sharding import advice_for_split, is_read_by_shard
 from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.pipes.state.pipeline_state import difference_of_ranks, refusing_corrupt_states, replay_reason
-from wds_datapipes.seeds import check_seed
 from wds_datapipes.user_warnings import warn_user
 
 

@@ -333,10 +333,7 @@ class SampleUnbatcher(EngineStage[Any]):
     torch's ``.unbatch()`` splits lists of samples, as from ``.batch()`` or from a function that splits a sample into
     several. A pipeline with either stage resumes by replay.
 
-    After a loader, use it to shuffle the samples of all workers in the main process::
-
-        loader = DataLoader(pipe.batch(64).collate(), batch_size=None, num_workers=8)
-        mixed = IterableWrapper(loader, deepcopy=False).unbatch_samples().shuffle_samples(1000).batch(64).collate()
+    After a loader, use it to shuffle the samples of all workers in the main process; see `LoaderBatches`.
 
     Yields:
         Any: samples of the same type as the batch, such as dicts or tuples. Numbers in a tensor become tensors without
