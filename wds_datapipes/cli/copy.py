@@ -118,6 +118,8 @@ def cat(
     }
     with wrong_use():
         Subset(**taken)  # rejects invalid options before anything is opened
+    if missing != "raise" and not select:
+        raise WrongUse("--missing requires --select, whose fields a sample may lack")
     urls = options.list_shards(shards)
     writer = open_output(output, urls, options)
     faults = copy_samples(urls, [writer], lambda _: writer, options, "Copying", shown=output != "-", **taken)
@@ -147,6 +149,8 @@ def split(
         raise WrongUse(
             "--part requires {part} in --output and vice versa, as in --part train=9 --part val=1 -o '{part}-%d.tar'"
         )
+    if seed and not shares:
+        raise WrongUse("--seed requires --part. It assigns samples to parts; without them, the order is kept")
     if not NUMBER.search(output):
         raise WrongUse(f"--output must have a placeholder for the number of the shard, such as %06d, unlike {output!r}")
     urls = options.list_shards(shards)

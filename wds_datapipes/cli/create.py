@@ -144,6 +144,8 @@ def create_from(open_source: Callable[[Faults], Source], options: CreateArgument
     output = options.output
     if output == "-" and (options.json or sys.stdout.isatty()):
         raise WrongUse("An archive cannot go to a terminal or share standard output with --json. Use --output FILE")
+    if options.seed and not options.shuffle:
+        raise WrongUse("--seed requires --shuffle. Without it, samples keep their order")
     if not options.function and options.decode is not None:
         raise WrongUse("--decode requires --function. Without it, files are copied unchanged")
     function = load_function(options.function) if options.function else None
