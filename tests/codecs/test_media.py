@@ -197,6 +197,31 @@ def test_a_wav_file_that_was_piped_does_not_know_its_size(size: int) -> None:
     np.testing.assert_array_equal(found.T * 32768, samples)
 
 
+def test_a_wav_file_may_declare_the_size_of_the_file() -> None:
+    samples = np.arange(-3000, 3000, dtype="<i2").reshape(-1, 2)
+    data = bytearray(wav_file(samples))
+    for size in (len(data), len(data) - 8):
+        data[40:44] = size.to_bytes(4, "little")
+        found, _ = AudioDecoder().decode(bytes(data))
+        np.testing.assert_array_equal(found.T * 32768, samples)
+
+
+def test_an_mp3_header_may_count_its_own_frame() -> None:
+    data = audio_file("mp3", "libmp3lame", tone(2, 2))
+    place = data.index(b"Info") + 8
+    frames = int.from_bytes(data[place : place + 4], "big")
+    whole, _ = AudioDecoder().decode(data)
+    more = data[:place] + (frames + 1).to_bytes(4, "big") + data[place + 4 :]
+    assert AudioDecoder().decode(more)[0].shape[1] >= whole.shape[1]
+    with pytest.raises(ValueError, match=f"declares {frames + 9} MP3 frames, but has {frames}"):
+        AudioDecoder().decode(data[:place] + (frames + 9).to_bytes(4, "big") + data[place + 4 :])
+
+
+def test_free_space_of_an_mp4_file_may_end_beyond_it() -> None:
+    data = video_file("mp4", "mpeg4") + (5000).to_bytes(4, "big") + b"free" + bytes(100)
+    assert len(VideoDecoder().decode(data)[0]) == FRAMES
+
+
 def test_a_live_webm_file_does_not_know_its_size() -> None:
     data = video_file("webm", "libvpx-vp9", options={"live": "1"})
     assert data[data.index(b"\x18\x53\x80\x67") + 4 :][:8] == b"\x01" + b"\xff" * 7

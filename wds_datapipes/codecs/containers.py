@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 #: Sizes from here on stand for "unknown": programs that write WAV and AVI to a pipe do not know the size.
 UNKNOWN_SIZE = 0x7FFF0000
-#: The parts of an MP4 file that hold media, or say where they are.
-MP4_BOXES = (b"ftyp", b"styp", b"moov", b"moof", b"mdat", b"sidx", b"free", b"skip", b"wide", b"uuid")
+#: The parts of an MP4 file that hold media, or say where they are; and all others that are common.
+MP4_MEDIA = (b"ftyp", b"moov", b"moof", b"mdat")
+MP4_BOXES = (*MP4_MEDIA, b"styp", b"sidx", b"free", b"skip", b"wide", b"uuid")
 #: Matroska: the ids of a segment and a cluster, the elements with others inside; and the first bytes of a file.
 SEGMENT, CLUSTER, EBML = 0x18538067, 0x1F43B675, b"\x1a\x45\xdf\xa3"
 #: Ids of the parts of a segment have four bytes, and those of the parts of a cluster fewer.
@@ -123,7 +124,8 @@ def _check_riff(data: bytes) -> None:
             size = long_size
         elif (name == b"data" or is_list) and (size >= UNKNOWN_SIZE or size == 0):
             return
-        if (name == b"data" or is_list) and position + 8 + size > len(data):
+        # Some programs write the size of the file.
+        if (name == b"data" or is_list) and position + 8 + size > len(data) and size not in (len(data), len(data) - 8):
             raise _cut_error("WAV data" if name == b"data" else "AVI stream", position, 8 + size, data)
         if is_list:
             _check_movi(data, position + 12, position + 8 + size)
@@ -135,10 +137,15 @@ def _check_riff(data: bytes) -> None:
 def _check_movi(data: bytes, position: int, end: int) -> None:
     """Check the chunks of an AVI file."""
     while position + 8 <= end:
-        name, size = data[position : position + 4], int.from_bytes(data[position + 4 : position + 8], "little")
-        if not name.strip(b" ").isalnum() or position + 8 + size > end:
+        size = int.from_bytes(data[position + 4 : position + 8], "little")
+        if not _is_chunk_name(data, position) or position + 8 + size > end:
             raise _damage_error(position)
-        position += 12 if name == b"LIST" else 8 + size + size % 2
+        position += 12 if data[position : position + 4] == b"LIST" else 8 + size
+        position += size % 2 and not _is_chunk_name(data, position)  # some programs write no padding
+
+
+def _is_chunk_name(data: bytes, position: int) -> bool:
+    return data[position : position + 4].replace(b"_", b"").strip(b" ").isalnum()
 
 
 def _check_ogg(data: bytes) -> int:
@@ -209,9 +216,9 @@ def _check_boxes(data: bytes) -> int:
             break
         if size < 8:
             raise _damage_error(position)
-        if position + size > len(data):
-            name = data[position + 4 : position + 8].decode()
-            raise _cut_error(f"{name} box", position, size, data)
+        name = data[position + 4 : position + 8]
+        if position + size > len(data) and name in MP4_MEDIA:
+            raise _cut_error(f"{name.decode()} box", position, size, data)
         position += size
     return len(data)
 

@@ -149,7 +149,7 @@ def _read_frames(container: Any, kind: str, data: bytes) -> Iterator[Any]:
                 raise ValueError(f"the file is damaged: sound is missing after sample {samples}")
             samples += frame.samples if kind == "audio" else 0
             yield frame
-    if header and count < (header.frames or 0):
+    if header and count + 1 < (header.frames or 0):  # some programs count the frame of the header
         raise ValueError(f"the file is cut: it declares {header.frames} MP3 frames, but has {count}")
     if form in EXACT_DURATIONS and samples < (stream.duration or 0):
         raise ValueError(f"the file is cut: it declares {stream.duration} samples per channel, but has {samples}")
