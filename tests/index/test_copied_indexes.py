@@ -158,7 +158,7 @@ def test_reading_writes_to_a_store_only_if_it_is_asked_to(place: Place, tmp_path
         return
     with pytest.raises(
         StaleSidecarError,
-        match=r"/0\.tar has no valid index, nor have 1 others: .*0\.tar\.wdsidx cannot be opened: .*"
+        match=r"/0\.tar has no valid index, nor 1 other shard: .*0\.tar\.wdsidx cannot be opened: .*"
         r'Build it with `wds-datapipes index` or build_indexes. Reading writes to a store only .*indexes="build"\)',
     ):
         IndexedSamples(place.url, access=place.access)

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from wds_datapipes.cli._app import WrongUse
 from wds_datapipes.cli._options import StoreArguments, parse_bytes, parse_pairs, wrong_use
 from wds_datapipes.cli._report import print_json, print_table
-from wds_datapipes.errors import plural
+from wds_datapipes.errors import StaleSidecarError, plural
 from wds_datapipes.extras import require
 from wds_datapipes.index.build_many import indexed_shards
 from wds_datapipes.index.manifest import Manifest, read_manifest
@@ -124,7 +124,10 @@ def find_manifest(dataset: list[str], stores: StoreArguments, index_dir: str | N
     if len(dataset) == 1 and strip_shard_suffix(name) == name and not WILD.search(name) and not Path(name).is_dir():
         return read_manifest(name, storage_options=stores.store)
     access = AccessOptions(index_dir=index_dir, indexes="require", storage_options=stores.store)
-    return Manifest(indexed_shards(stores.list_shards(dataset), access))
+    try:
+        return Manifest(indexed_shards(stores.list_shards(dataset), access))
+    except StaleSidecarError as error:
+        raise StaleSidecarError(f"{error}, or name the manifest that `index --manifest` has written") from None
 
 
 def variants(shape: RunShape, compare: Sequence[str]) -> list[tuple[RunShape, dict[str, str]]]:
