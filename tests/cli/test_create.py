@@ -47,7 +47,9 @@ def test_the_files_of_a_recipe_and_shards_may_be_in_a_store(program: Any, folder
     assert ["already finished" in line for line in again[:3]] == [True, False, True]
     bucket.rm("bucket/create/in/4.jpg")
     done = program(*recipe, "-o", "a.tar", *given)
-    assert done.err.startswith("Error: The field 'jpg' of the sample '4' of 'recipe' (lines 7 to 8) cannot be read: s3://")
+    assert done.err.startswith(
+        "Error: The field 'jpg' of the sample '4' of 'recipe' (lines 7 to 8) cannot be read: s3://"
+    )
     assert "4 samples" in program(*recipe, "-o", "a.tar", "--on-error=skip", *given).lines[0]
     # Errors that concern all files are never skipped.
     Path("here").write_text(f"a.jpg {out}/0.tar\n")

@@ -337,7 +337,7 @@ def _check_may_build(missing: Sequence[_Opened], access: AccessOptions) -> None:
     if access.indexes == "build" or (access.indexes == "local" and not remote):
         return
     first, *others = remote or missing
-    count = f", nor {plural(len(others), "other shard")}" if others else ""
+    count = f", nor {plural(len(others), 'other shard')}" if others else ""
     rules = "" if first.rules in (None, Rules()) else f", with {first.rules}"
     instead = ""
     if access.indexes == "local":
