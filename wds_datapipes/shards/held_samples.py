@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from wds_datapipes.counters import Counters
 from wds_datapipes.errors import ChangedShardError, StateError, plural
@@ -91,10 +91,40 @@ class Holder:
         )
 
 
-Awaited: TypeAlias = Mapping[SamplePosition, Holder]
-"""The positions of samples that later stages held back, with these stages."""
+class Awaited(dict[SamplePosition, Holder]):
+    """The positions of samples that later stages held back, with these stages.
 
-NONE_AWAITED: Awaited = {}
+    Args:
+        found: the positions and stages.
+        nearest: the next stage that holds samples back, without another source in between. It gets those that other
+            ranks or workers held back.
+    """
+
+    def __init__(self, found: Mapping[SamplePosition, Holder] | None = None, nearest: Holder | None = None) -> None:
+        super().__init__(found or {})
+        self.nearest = nearest
+
+    def of_others(self, positions: Iterable[SamplePosition]) -> dict[tuple[int, ...], Holder]:
+        """Return samples that other ranks or workers held back, by identity."""
+        return {} if self.nearest is None else {each.identity: self.nearest for each in positions}
+
+
+NONE_AWAITED = Awaited()
+
+
+def deliver_held(
+    samples: Iterator[T], left: dict[tuple[int, ...], Holder], position: Callable[[], SamplePosition]
+) -> Iterator[T]:
+    """Yield samples until all those have come that other ranks or workers held back.
+
+    Args:
+        samples: all samples.
+        left: those that were held back, by identity.
+        position: returns the position of the last of ``samples``.
+    """
+    while left and (sample := next(samples, _END)) is not _END:
+        holder = left.pop(position().identity, None)
+        yield from (sample,) if holder is None else holder.deliver(sample, position())  # type: ignore[misc]
 
 
 def read_again(

@@ -196,6 +196,26 @@ class Resume:
 ALL_SHARDS = Resume()
 
 
+def within(
+    positions: Iterable[SamplePosition], spans: Callable[[int], Sequence[tuple[int, int]]]
+) -> list[SamplePosition]:
+    """Return the positions in some spans of their shards.
+
+    Args:
+        positions: the positions.
+        spans: called with the number of a shard, returns its spans.
+    """
+    found = dict[int, Sequence[tuple[int, int]]]()
+    return [
+        each
+        for each in positions
+        if any(
+            start <= each.start and (each.start < end or end < 0)
+            for start, end in found.get(each.shard) or found.setdefault(each.shard, spans(each.shard))
+        )
+    ]
+
+
 def merge_spans(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Merge adjacent spans.
 
@@ -229,7 +249,7 @@ class Resharding:
     own: Sequence[int]
 
 
-def assign_shards(rest: Resharding) -> list[ShardShare]:
+def assign_shards(rest: Resharding) -> list[tuple[ShardShare, list[SamplePosition]]]:
     """Assign the samples that the previous instances have not yielded to the current instances.
 
     Each instance takes over some previous instances, or part of one. The rest of a partly read shard goes to a single
@@ -239,6 +259,9 @@ def assign_shards(rest: Resharding) -> list[ShardShare]:
     Args:
         rest: the resharding, with the states of ``.group_samples()``: the positions in the shards after the delivered
             items.
+
+    Returns:
+        list: for each instance, its share, and which of its samples were held back.
     """
     states, every = [state or {} for state in rest.states], rest.instances
     count = len(states)
@@ -248,12 +271,14 @@ def assign_shards(rest: Resharding) -> list[ShardShare]:
     shares = []
     for instance in rest.own:
         first, turn = instance % count, instance // count
-        pieces = dict[int, Sequence[tuple[int, int]]]()
+        pieces, held = dict[int, Sequence[tuple[int, int]]](), set[SamplePosition]()
         for number in order[first::every]:
-            found = _pieces(states[number], number, count, rest.waiting(number), since)
+            found, held_there = _pieces(states[number], number, count, rest.waiting(number), since)
             pieces.update(found[turn :: len(range(first, every, count))])
+            held |= held_there
         assigned = {shard: pieces[shard] for shard in sorted(pieces)}
-        shares.append(ShardShare(every, (instance - count + since) % every, since, assigned))
+        own = within(sorted(held), defaultdict[int, Sequence[tuple[int, int]]](tuple, assigned).__getitem__)
+        shares.append((ShardShare(every, (instance - count + since) % every, since, assigned), own))
     return shares
 
 
@@ -271,10 +296,11 @@ def _head(state: Mapping[str, Any], number: int, instances: int) -> tuple[int, b
 
 def _pieces(
     state: Mapping[str, Any], number: int, instances: int, waiting: Iterable[SamplePosition], since: int
-) -> list[tuple[int, list[tuple[int, int]]]]:
+) -> tuple[list[tuple[int, list[tuple[int, int]]]], set[SamplePosition]]:
     """Return the shards that an instance has begun, and those before ``since``, each with its unread spans.
 
-    Shards with an open end come first, because they may have many samples; the others are sorted by size.
+    Shards with an open end come first, because they may have many samples; the others are sorted by size. In addition,
+    return the samples that were held back.
     """
     shard, start, key = state.get("next", (0, 0, ""))
     again = defaultdict[int, list[tuple[int, int]]](list)
@@ -282,8 +308,10 @@ def _pieces(
         share, every, turn = ShardShare.from_state(state["dealt"]), 1, 0
     else:  # the instance counts the shards assigned to it at the start of the epoch
         share, every, turn = ShardShare(instances, number), instances, number
+    held = {*unpack_positions(state.get("held", ()))}
     for address in waiting:
         again[address.shard * every + turn].append((address.start, address.end))
+        held.add(SamplePosition(address.shard * every + turn, address.start, address.end))
     was_open = [(number * every + turn, at, key) for number, at, key in state.get("open", ())]
     resume = Resume((shard * every + turn, start, key), again, share, open=was_open)
     found = []
@@ -291,4 +319,4 @@ def _pieces(
         if spans := resume.spans(shard):
             is_open = resume.unread(shard) != [] and spans[-1][1] < 0
             found.append((not is_open, -sum(max(0, end - start) for start, end in spans), shard, spans))
-    return [(shard, spans) for _, _, shard, spans in sorted(found)]
+    return [(shard, spans) for _, _, shard, spans in sorted(found)], held

@@ -15,7 +15,7 @@ from loader_kinds import Service, Tracked, items_of
 from pipeline_table import Build, Pipe, key_of, number_in, shards_of, split, tokens_of
 from users_stages import Buckets
 
-from wds_datapipes import ErrorBudget, IndexedSamples, ShardList, Stage, StatefulShards
+from wds_datapipes import ErrorBudget, IndexedSamples, ShardList, Stage, StatefulShards, merge_states
 from wds_datapipes.counters import sum_skipped
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import checkpoints_in
@@ -92,7 +92,7 @@ class Lucky(Stage[Any]):
 SOURCES: dict[str, Any] = {
     "stream": split,
     "open shards": lambda: ShardList("{0..5}.tar").sharding_filter().load_wds_shards(open_shards=3).group_samples(),
-    "index": lambda: IndexedSamples("{0..5}.tar", global_batch_size=2, remainder="keep"),
+    "index": lambda: IndexedSamples("{0..5}.tar", global_batch_size=6, remainder="keep"),
     "mixture": lambda: split("a").filter(has_luck).mix_samples(split("b"), stop="all"),
 }
 DROPPERS: dict[str, Any] = {
@@ -104,7 +104,7 @@ DROPPERS: dict[str, Any] = {
 }
 BUFFERS: dict[str, Any] = {
     "shuffle_samples": lambda pipe: pipe.shuffle_samples(40).map(key_of),
-    "bucket_samples": lambda pipe: pipe.bucket_samples(number_in, boundaries=[20, 40], batch_size=13).map(keys_of),
+    "bucket_samples": lambda pipe: pipe.bucket_samples(number_in, boundaries=[7, 33], batch_size=11).map(keys_of),
     "pack_samples": lambda pipe: pipe.map_samples(tokens_of).pack_samples(9, "tokens").map(keys_of),
     "a user's stage": lambda pipe: Buckets(pipe, 30),
     "two shuffles": lambda pipe: pipe.shuffle_samples(20).filter(has_luck).shuffle_samples(10).map(key_of),
@@ -132,7 +132,7 @@ def count_waiting(state: Any) -> int:
     return len(found)
 
 
-def check_all_come(build: Build, kind: Any, workers: int, flaky: Path) -> None:
+def check_all_come(build: Build, kind: Any, workers: int, flaky: Path, later: int | None = None) -> None:
     """Check that exactly the samples that waited come, if all others are dropped."""
     with closing(kind(build, workers)) as run:
         epoch = run.epoch()
@@ -140,7 +140,7 @@ def check_all_come(build: Build, kind: Any, workers: int, flaky: Path) -> None:
         del epoch
     flaky.touch()
     SEEN.clear()
-    with closing(kind(build, workers, state)) as run:
+    with closing(kind(build, workers if later is None else later, state)) as run:
         rest = flat(items_of(run.epoch()))
     assert count_waiting(state) > 0
     assert len(rest) == count_waiting(state)
@@ -162,22 +162,64 @@ def test_so_do_those_of_workers(kind: Any, workers: int, source: str, flaky: Pat
     check_all_come(lambda: SOURCES[source]().filter(has_luck).shuffle_samples(40).map(key_of), kind, workers, flaky)
 
 
+ONE_BUFFER = [name for name in BUFFERS if name != "two shuffles"]
+
+
+@pytest.mark.parametrize("source", ["stream", "open shards", "index"])
+@pytest.mark.parametrize("buffer", ONE_BUFFER)
+@pytest.mark.parametrize("workers", [1, 3])
+def test_samples_that_waited_come_on_other_workers(source: str, buffer: str, workers: int, flaky: Path) -> None:
+    def build() -> Pipe:
+        return BUFFERS[buffer](SOURCES[source]().filter(has_luck))
+
+    check_all_come(build, Service, 2, flaky, workers)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize(
+    "pipe",
+    [
+        lambda: BUFFERS["two shuffles"](split().filter(is_lucky)),
+        lambda: BUFFERS["shuffle_samples"](SOURCES["mixture"]().filter(is_lucky)),
+        lambda: split("a").filter(is_lucky).shuffle_samples(30).mix_samples(split("b"), stop="all").map(key_of),
+    ],
+    ids=["two shuffles", "after a mixture", "in a mixture"],
+)
+def test_on_other_workers_later_stages_may_drop_some_again_and_repeat_none(pipe: Build, workers: int) -> None:
+    with closing(Service(pipe, 2)) as run:
+        epoch = run.epoch()
+        came, state = items_of(epoch, 7), run.state()
+        del epoch
+    with closing(Service(pipe, workers, state)) as run:
+        rest = items_of(run.epoch())
+    assert rest
+    assert len({*came, *rest}) == len(came + rest)
+
+
 @pytest.mark.parametrize("source", ["stream", "index"])
-@pytest.mark.parametrize("buffer", BUFFERS)
-def test_other_ranks_and_workers_resume(source: str, buffer: str) -> None:
-    """They drop some of the samples that waited, as of all others."""
+def test_samples_that_waited_come_after_ranks_and_workers_have_changed_twice(source: str, flaky: Path) -> None:
+    """The second run is interrupted when some of the samples that waited in the first have been read."""
 
     def build() -> Pipe:
-        return BUFFERS[buffer](SOURCES[source]().filter(is_lucky))
+        return SOURCES[source]().filter(has_luck).shuffle_samples(40).map(key_of)
 
     with closing(Service(build, 2)) as run:
         epoch = run.epoch()
-        came, state = flat(items_of(epoch, 7)), run.state()
+        came, state = items_of(epoch, 7), run.state()
         del epoch
-    with closing(Service(build, 1, state)) as run:
-        rest = flat(items_of(run.epoch()))
-    assert rest
-    assert len({*came, *rest}) == len(came + rest)
+    first = count_waiting(state)
+    flaky.touch()
+    runs, states = [Tracked(build, 0, state, distributed=(rank, 3)) for rank in range(3)], list[Any]()
+    for run in runs:
+        SEEN.clear()
+        epoch = run.epoch()
+        came += items_of(epoch, 3)
+        states.append(run.state())
+        del epoch
+    SEEN.clear()
+    with closing(Service(build, 1, merge_states(states))) as run:
+        rest = items_of(run.epoch())
+    assert len({*came, *rest}) == len(came + rest) == 7 + first
 
 
 def resumed(build: Build, cut: int = 7) -> tuple[list[str], Any]:

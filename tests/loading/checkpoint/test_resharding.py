@@ -144,7 +144,7 @@ def test_an_epoch_is_resharded_from_loader_to_loader(chain: list[tuple[Any, int]
 def test_the_rest_of_an_open_shard_is_assigned_before_single_samples() -> None:
     """An instance with the rest of an open shard, of unknown size, gets no other shards if others can take them."""
     held = [SamplePosition(0, 0, 5000), SamplePosition(1, 0, 5000)]
-    shares = assign_shards(Resharding([{"next": [2, 512, "k"]}], lambda _: held, 3, range(3)))
+    shares = [share for share, _ in assign_shards(Resharding([{"next": [2, 512, "k"]}], lambda _: held, 3, range(3)))]
     assert [share.pieces for share in shares] == [{2: [(512, -1)]}, {0: [(0, 5000)]}, {1: [(0, 5000)]}]
 
 

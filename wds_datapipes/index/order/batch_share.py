@@ -28,15 +28,18 @@ class RestOfEpoch:
         start: the first position not reached.
         missing: earlier positions not yielded, in order, which come first.
         end: the number of samples that the epoch does not drop; None before it begins.
+        held: those of ``missing`` that a stage held back.
     """
 
     start: int = 0
     missing: tuple[int, ...] = ()
     end: int | None = None
+    held: tuple[int, ...] = ()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the rest as plain values."""
-        return {"start": self.start, "missing": self.missing, "end": self.end}
+        held = {"waited": self.held} if self.held else {}
+        return {"start": self.start, "missing": self.missing, "end": self.end, **held}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any] | None) -> RestOfEpoch:
@@ -44,10 +47,11 @@ class RestOfEpoch:
         if state is None:
             return cls()
         start, missing, end = state["start"], state["missing"], state.get("end")
-        numbers = [start, *missing, *([] if end is None else [end])]
+        held = state.get("waited", ())
+        numbers = [start, *missing, *held, *([] if end is None else [end])]
         if any(type(number) is not int or number < 0 for number in numbers):
             raise ValueError(f"the rest of the epoch has the positions {numbers!r:.200}")
-        return cls(start, tuple(sorted(missing)), end)
+        return cls(start, tuple(sorted(missing)), end, tuple(sorted(held)))
 
 
 WHOLE_EPOCH = RestOfEpoch()
@@ -200,10 +204,14 @@ def rest_of_epoch(shares: Sequence[tuple[BatchShare, int]], waiting: Iterable[in
     """
     some, _ = shares[0]
     rest = some.rest
+    waiting = {*waiting}
     begun = max(share.batches_begun(done) for share, done in shares)
     if not begun:
         return rest
     gone = some._left if begun > some.whole_batches else begun * some.batch
     left = chain.from_iterable(each.tolist() for share, done in shares for each in share.positions(done, begun))
     missing = {*waiting, *left, *rest.missing[gone:]}
-    return RestOfEpoch(rest.start + max(gone - len(rest.missing), 0), tuple(sorted(missing)), some.end)
+    held = missing & {*waiting, *rest.held}
+    return RestOfEpoch(
+        rest.start + max(gone - len(rest.missing), 0), tuple(sorted(missing)), some.end, tuple(sorted(held))
+    )

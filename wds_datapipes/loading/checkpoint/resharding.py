@@ -97,7 +97,7 @@ def _with_waiting(waiting: Any, saved: Iterable[Checkpoint]) -> list[Checkpoint]
     """Replace the positions of waiting samples at any depth, because a mixture nests the states of its sources."""
 
     def replaced(part: WorkerState) -> WorkerState:
-        hook = lambda state: {**state, "waiting": waiting} if state.get("waiting") else state  # noqa: E731
+        hook = lambda state: {**state, **{name: waiting for name in ("waiting", "held") if state.get(name)}}  # noqa: E731
         return WorkerState.of(json.loads(part.text, object_hook=hook))
 
     return [replace(each, parts=[*map(replaced, each.parts)]) for each in saved]

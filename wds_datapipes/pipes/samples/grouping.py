@@ -21,7 +21,7 @@ from wds_datapipes.pipes.state.shard_order import Seen, ShardOrder, listings_bef
 from wds_datapipes.samples.grouping import OnDuplicate, OnRepeatedKey, RecordGrouping, SampleGrouping, split_by_shard
 from wds_datapipes.samples.keys import KeyRule, check_key_rule, first_dot
 from wds_datapipes.samples.mixing import interleave_samples
-from wds_datapipes.shards.held_samples import NONE_AWAITED, Awaited, read_again
+from wds_datapipes.shards.held_samples import NONE_AWAITED, Awaited, deliver_held, read_again
 from wds_datapipes.shards.loading import ShardMembers
 from wds_datapipes.shards.position import (
     ALL_SHARDS,
@@ -32,6 +32,9 @@ from wds_datapipes.shards.position import (
     SamplePosition,
     ShardShare,
     assign_shards,
+    pack_positions,
+    unpack_positions,
+    within,
 )
 from wds_datapipes.types import Member, Sample
 
@@ -48,7 +51,7 @@ class PositionedSamples(SnapshotStage[Sample]):
         super().__init__()
         self._empty_passes = EmptyPassGuard()
         self._progress = Progress()
-        self._awaited = NONE_AWAITED
+        self._awaited, self._held = NONE_AWAITED, OpaqueValue[Any](())
         self._share: ShardShare | None = None
         self._listings: OpaqueValue[list[ShardOrder]] = OpaqueValue([])  # hidden: torch would treat them as sources
         self._listed: list[Seen] = []
@@ -91,6 +94,8 @@ class PositionedSamples(SnapshotStage[Sample]):
             state["listed"] = seen
         if share is not None:
             state["dealt"] = share.state_dict()
+        if self._held.value:
+            state["held"] = self._held.value
         return state
 
     def _seen(self) -> list[Seen]:
@@ -125,7 +130,7 @@ class PositionedSamples(SnapshotStage[Sample]):
         following = tuple(state.get("next", END_OF_SHARDS))
         key_rule = self._make_grouping().key_rule
         self._loaded = Resume(following, spans, share, [*map(tuple, state.get("open", ()))], key_rule)
-        self._awaited = again
+        self._awaited, self._held = again, OpaqueValue(state.get("held", ()))
         self._listed_at = -1
         self._listed = [*state.get("listed", ())]
 
@@ -143,7 +148,15 @@ class PositionedSamples(SnapshotStage[Sample]):
         """Return the states from which a different number of instances resumes: each gets its share of the shards."""
         seen = merge_seen([(state or {}).get("listed", ()) for state in rest.states])
         listed = {"listed": seen} if seen else {}
-        return [{"next": [0, 0, ""], **listed, "dealt": share.state_dict()} for share in assign_shards(rest)]
+        return [
+            {
+                "next": [0, 0, ""],
+                **listed,
+                "dealt": share.state_dict(),
+                **({"held": pack_positions(held)} if held else {}),
+            }
+            for share, held in assign_shards(rest)
+        ]
 
     def __iter__(self) -> Iterator[Sample]:
         self._empty_passes.check(self, rotation_period(self.source))
@@ -158,6 +171,8 @@ class PositionedSamples(SnapshotStage[Sample]):
             for listing, seen in zip(self._listings.value, self._listed, strict=False):
                 listing.expect(seen)
         awaited, self._awaited = NONE_AWAITED if loaded is None else self._awaited, NONE_AWAITED
+        self._held = OpaqueValue(()) if loaded is None else self._held
+        held = awaited.of_others(within(unpack_positions(self._held.value), resume.unread))
         grouping = self._make_grouping()
         reader = self.shard_reader
         takes_turns = reader is not None and reader.open_shards > 1
@@ -170,6 +185,8 @@ class PositionedSamples(SnapshotStage[Sample]):
             yield from read_again(
                 samples, awaited, self.position_reader(), may_lack=lambda: self._count_skipped() > skipped
             )
+        if held:
+            yield from deliver_held(samples, held, self.position_reader())
         yield from samples
         if not takes_turns:
             grouping.finish()

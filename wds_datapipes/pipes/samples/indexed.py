@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from operator import attrgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -273,21 +271,30 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
             self._warn_of_costs()
         order = self.order_of_epoch()
         (done, self._rest, again), self._loaded = self._loaded or (0, WHOLE_EPOCH, NONE_AWAITED), None
-        self._done, left = done, deque(sorted(again, key=attrgetter("start")))
+        first = np.array(sorted(each.start for each in again), np.int64)
+        self._done, left = done, len(first)
+        returning = {each.identity: holder for each, holder in again.items()}
+        returning |= again.of_others(SamplePosition(0, each, each + 1) for each in self._rest.held)
         policy = ErrorPolicy(self.counted_errors, "IndexedSamples")
         substitutes = self.remainder != "keep"
         marks = self.remainder == "pad" or (substitutes and (bool(self.exclusions) or not policy.always_raises))
         with self._shards.open(self.counters) as readers:
-            first = np.array([each.start for each in left], np.int64)
             chunks = chain([first], self._positions(readers, self._share(self._rest), self._done))
             samples = EpochSamples(self._shards, readers, order, substitutes=substitutes)
             for sample, self._position, is_substitute in samples.read(chunks, policy):
                 if sample is not None and marks:
                     sample[PADDING_MARK] = is_substitute or self._position >= len(order)
-                if left:
-                    awaited = left.popleft()
+                if returning:
+                    at = SamplePosition(0, self._position, self._position + 1)
+                    holder = returning.pop(at.identity, None)
+                    if left:
+                        left -= 1
+                    else:
+                        self._done = done = done + 1
+                        if self._position >= self._rest.start:
+                            returning.clear()  # the others belong to other ranks or workers
                     if sample is not None:
-                        yield from again[awaited].deliver(sample, awaited)
+                        yield from (sample,) if holder is None else holder.deliver(sample, at)
                     continue
                 self._done = done = done + 1
                 if sample is not None:

@@ -189,8 +189,8 @@ class SampleMixer(SeededStage, SnapshotStage[Any]):
         items = []
         for number, source in enumerate(sources):
             self._state.at = number
-            own = {each._replace(route=each.route[1:]): by for each, by in again.items() if each.route[0] == number}
-            begun = yield from passes[number].resume_from(source, own)
+            found = {each._replace(route=each.route[1:]): by for each, by in again.items() if each.route[0] == number}
+            begun = yield from passes[number].resume_from(source, Awaited(found))
             items.append(begun if number in left else iter(()))
             del begun  # closes the open shard if the source has ended
 

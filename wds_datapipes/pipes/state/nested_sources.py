@@ -14,7 +14,7 @@ from wds_datapipes.pipes.stage import position_reader_of
 from wds_datapipes.pipes.state.pipeline_state import load_state
 from wds_datapipes.pipes.state.seeding import later_seed, pending_seed
 from wds_datapipes.seeds import derived_seed
-from wds_datapipes.shards.held_samples import NONE_AWAITED, Awaited, Holder, ItemCounter
+from wds_datapipes.shards.held_samples import NONE_AWAITED, Awaited, ItemCounter
 from wds_datapipes.shards.position import SamplePosition
 from wds_datapipes.types import Instance
 
@@ -93,7 +93,7 @@ class NestedPasses:
         Returns:
             Iterator: over the items that follow.
         """
-        of_pass = defaultdict[int, dict[SamplePosition, Holder]](dict)
+        of_pass = defaultdict[int, Awaited](Awaited)  # a later stage does not know which source an item is from
         for address, holder in again.items():
             number, *way = address.route
             of_pass[number][address._replace(route=tuple(way))] = holder

@@ -129,13 +129,14 @@ def load_state(pipe: Any, state: Sequence[Mapping[str, Any] | None] | None, agai
             f"The state has entries for {plural(len(state), 'stage')}, but the pipeline has "
             f"{plural(len(stages), 'stage')} with a state"
         )
-    awaited = dict(again)
+    awaited = again
     for stage, own in reversed(list(zip(stages, state, strict=True))):
-        if own is None:
-            continue
-        stage.load_state_dict(own, *([awaited] if stage.accepts_again else []))
+        if own is not None:
+            stage.load_state_dict(own, *([awaited] if stage.accepts_again else []))
         if stage.rereads_samples:
-            awaited = {**dict.fromkeys(unpack_positions(own.get("waiting", ())), _holder_of(stage)), **awaited}
+            nearest = _holder_of(stage)
+            waiting = dict.fromkeys(unpack_positions((own or {}).get("waiting", ())), nearest)
+            awaited = Awaited({**waiting, **awaited}, nearest)
 
 
 def _holder_of(stage: Any) -> Holder:
