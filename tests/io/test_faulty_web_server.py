@@ -240,6 +240,9 @@ LAST_DATE = "Fri, 31 Dec 9999 23:59:59 -0000"
 DATE = {"Last-Modified": "Sun, 06 Nov 1994 08:49:37 GMT"}
 WEAK: dict[str, dict[str, str | None]] = {
     "a weak ETag": {"ETag": 'W/"1"', **DATE},
+    "a lower-case weak ETag": {"ETag": 'w/"1"', **DATE},
+    "an ETag without quotes": {"ETag": "1", **DATE},
+    "an empty ETag": {"ETag": '""', **DATE},
     "a date": {"ETag": None, **DATE},
     "a weak ETag and no size": {"ETag": 'W/"1"', **DATE, "Content-Length": None, "Connection": "close"},
     "nothing": {"ETag": None, "Last-Modified": None},

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from wds_datapipes.io.call_threads import Steps, start_call, wait_for
 from wds_datapipes.io.raw_streams import move_bytes
 from wds_datapipes.io.remote.filesystem import silent_after
-from wds_datapipes.io.remote.resuming_stream import MonitoredFile, OpenedSource, etag_of, is_strong_etag, version_of
+from wds_datapipes.io.remote.resuming_stream import MonitoredFile, OpenedSource, etag_of, version_of
 
 if TYPE_CHECKING:
     from wds_datapipes.io.remote.filesystem import RemotePath
@@ -65,7 +65,9 @@ class FsspecStore:
         lock = self._locks.setdefault(id(file), threading.Lock()) if self._is_seekable else None
         blocks = BlockFile(self, file, lock, start, end, version if self.remote.scheme in UNGUARDED else ())
         etag = etag_of(details)
-        is_strong = is_strong_etag(etag) or any(details.get(name) is not None for name in NUMBERS_OF_VERSIONS)
+        # Unlike servers, some libraries report strong ETags without quotes.
+        is_strong = etag is not None and not etag.lower().startswith("w/")
+        is_strong = is_strong or any(details.get(name) is not None for name in NUMBERS_OF_VERSIONS)
         file = MonitoredFile(blocks, self.remote)
         return OpenedSource(file, start, details.get("size"), version, etag, is_strong, can_seek=self._is_seekable)
 

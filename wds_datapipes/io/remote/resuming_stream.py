@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 SKIP_BYTES = 256 << 10
 #: A connection that delivers fewer bytes per second than this has stalled; a new one is opened in its place.
 STALLED_BYTES_PER_S = 1 << 10
+
+
+#: The form of a strong ETag; ``w/"1"``, ``1`` and ``""`` guarantee nothing.
+STRONG_ETAG = re.compile(r'"[\x21\x23-\x7e\x80-\xff]+"')
 
 
 class RawReader(Protocol):
@@ -263,9 +268,9 @@ def version_of(*facts: Any) -> tuple[str, ...]:
 def etag_of(facts: Mapping[str, Any]) -> str | None:
     """Return the ETag of a file, without quotes, from the metadata that an fsspec file system or a server reports."""
     etag = facts.get("ETag") or facts.get("etag") or facts.get("blob_id")
-    return str(etag).strip('"') if etag else None
+    return str(etag).strip('"') or None if etag else None
 
 
 def is_strong_etag(etag: str | None) -> bool:
-    """Whether an ETag guarantees that files have the same bytes (RFC 9110, section 8.8.1)."""
-    return etag is not None and not etag.startswith("W/")
+    """Whether the ETag of a response guarantees that files have the same bytes (RFC 9110, section 8.8)."""
+    return etag is not None and STRONG_ETAG.fullmatch(etag) is not None
