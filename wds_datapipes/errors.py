@@ -45,6 +45,14 @@ it from its message alone, and turns classes with more arguments into a bare ``R
 from wds_datapipes.redaction import redact_text
 
 
+def text_of(error: BaseException) -> str:
+    """Return the message of an error; that of a user's class may raise another error."""
+    try:
+        return str(error)
+    except Exception as raised:  # noqa: BLE001  it may raise anything
+        return f"it has no message: its __str__ raised {type(raised).__name__}"
+
+
 def plural(count: int, noun: str, nouns: str = "") -> str:
     """Format a count with its noun, for messages.
 

@@ -181,6 +181,35 @@ def test_a_refused_request_leaves_nothing(
     assert uploads(bucket) == []
 
 
+def test_a_lost_answer_to_a_finished_upload_is_no_error(bucket: Any, gate: Gate, options: dict[str, Any]) -> None:
+    def lose_first(kind: str, moment: str) -> None:
+        if (kind, moment, gate.done.count("complete")) == ("complete", "after", 1):
+            raise ConnectionResetError
+
+    gate.act = lose_first
+    write("s3://bucket/w/a.tar", options, 12)
+    assert gate.done.count("complete") == 2
+    write("a.tar", {}, 12)
+    assert shards(bucket) == {"a.tar": Path("a.tar").read_bytes()}
+    assert uploads(bucket) == []
+
+
+@pytest.mark.parametrize(("megabytes", "kind"), [(0.1, "put"), (12, "create"), (12, "part"), (12, "complete")])
+def test_a_store_that_does_not_answer_is_given_up(
+    bucket: Any, gate: Gate, options: dict[str, Any], megabytes: float, kind: str
+) -> None:
+    released = threading.Event()
+    # Refused at the end, so that nothing happens after the test.
+    gate.act = lambda found, moment: released.wait(600) if (found, moment) == (kind, "before") else None
+    slow = {**options, "timeout_s": 0.1, "config_kwargs": {"read_timeout": 600}}
+    try:
+        with pytest.raises(ShardWriteError, match=r"s3://bucket/w/a\.tar cannot be written: .* within \d s, after"):
+            write("s3://bucket/w/a.tar", slow, megabytes)
+    finally:
+        released.set()
+    assert bucket.find("bucket/w") == []
+
+
 # Many shards
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
+from pathlib import Path
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 from wds_datapipes.errors import (
     ErrorBudgetError,
@@ -13,7 +18,7 @@ from wds_datapipes.errors import (
     UnknownSchemeError,
     UnsafeInputError,
 )
-from wds_datapipes.on_error.policy import ErrorBudget, ErrorPolicy, OnError
+from wds_datapipes.on_error.policy import ErrorBudget, ErrorPolicy, OnError, read_quarantine
 
 
 def handled(on_error: OnError, *errors: Exception) -> list[bool]:
@@ -113,3 +118,29 @@ def test_a_budget_of_a_share(pattern: str, rate: float, after: int) -> None:
     else:
         assert count == pattern[:expected].count("x") - 1
         assert f"skipped {count + 1} of {expected} items" in text
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise KeyError("no text")
+
+
+def test_an_error_without_a_message_is_skipped_like_any_other(tmp_path: Path) -> None:
+    def fail(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["__key__"] == "1":
+            raise Unprintable
+        return sample
+
+    samples = [{"__key__": str(number), "txt": "a"} for number in range(3)]
+    budget = ErrorBudget(max_errors=5, quarantine=tmp_path / "skipped")
+    for on_error in ("skip", "warn", budget):
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            pipe = IterableWrapper(samples).map_samples(fail, on_error=on_error)
+            assert [sample["__key__"] for sample in pipe] == ["0", "2"]
+        assert all("__str__ raised KeyError" in str(each.message) for each in found)
+    assert [item.reason for item in read_quarantine(tmp_path / "skipped")] == [
+        "it has no message: its __str__ raised KeyError"
+    ]
+    with pytest.raises(ErrorBudgetError, match="Unprintable: it has no message"):
+        list(IterableWrapper(samples).map_samples(fail, on_error=ErrorBudget(max_errors=0, warn=False)))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from wds_datapipes.codecs import UNSAFE, find_codec
 from wds_datapipes.codecs.extensions import ByExtension, FieldName, as_continue, find_decoder, handle_extension, name_of
 from wds_datapipes.codecs.field_chain import FieldChain, FieldPlan, FieldStep, gunzip, name_field
-from wds_datapipes.errors import DecodeError, MissingDependencyError, UnsafeInputError
+from wds_datapipes.errors import DecodeError, MissingDependencyError, UnsafeInputError, text_of
 from wds_datapipes.hints import ALLOW_PICKLE, SKIP
 from wds_datapipes.io.file_kinds import BEGINNING, describe_kind
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
@@ -190,7 +190,7 @@ def _as_bytes(sample: Sample, field: str) -> bytes:
 
 
 def _decode_error(sample: Sample, field: str, decoder: str, data: bytes, error: Exception) -> DecodeError:
-    cause = f"{type(error).__name__}: {str(error).rstrip('.')}"
+    cause = f"{type(error).__name__}: {text_of(error).rstrip('.')}"
     shown = f"{data!r}" if len(data) <= 16 else f"{len(data)} bytes starting with {data[:16]!r}"
     if kind := describe_kind(data[:BEGINNING], may_be_text=True):
         shown = f"{shown}: {kind.removeprefix('It is ')}"

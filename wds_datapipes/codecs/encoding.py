@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from wds_datapipes.codecs import CODECS, IMAGE_FORMATS, UNSAFE, describe_value, find_codec
 from wds_datapipes.codecs.extensions import name_of, split_extensions
 from wds_datapipes.codecs.field_chain import GZIP_MAGIC, FieldChain, FieldPlan, FieldStep, name_field, to_gzip
-from wds_datapipes.errors import EncodeError, MissingDependencyError, UnsafeInputError
+from wds_datapipes.errors import EncodeError, MissingDependencyError, UnsafeInputError, text_of
 from wds_datapipes.hints import ALLOW_PICKLE
 from wds_datapipes.types import Sample
 
@@ -93,7 +93,7 @@ class EncoderChain(FieldChain):
                 f"{ALLOW_PICKLE}; otherwise choose a format without code, such as json, msgpack or npz"
             ) from error
         except Exception as error:
-            cause = f"{type(error).__name__}: {str(error).rstrip('.')}"
+            cause = f"{type(error).__name__}: {text_of(error).rstrip('.')}"
             takes = f"It takes {step.takes}; bytes" if step.takes else "Bytes"
             raise EncodeError(
                 f"{name_field(sample, field)} holds {describe_value(value)}, which cannot be encoded by {step.name}: "

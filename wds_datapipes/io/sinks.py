@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 import secrets
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, cast
+from typing import Any, BinaryIO, Protocol, TypeVar, cast
 
 from fsspec.spec import AbstractBufferedFile  # type: ignore[import-untyped]  # it carries no types
 
 from wds_datapipes.errors import ShardOpenError, ShardWriteError
+from wds_datapipes.io.call_threads import TooSlowError, start_call, wait_for
 from wds_datapipes.io.file_lock import AtomicFile
 from wds_datapipes.io.openers import local_path, redact, split_scheme
-from wds_datapipes.io.remote.filesystem import RemotePath
+from wds_datapipes.io.remote.filesystem import RemotePath, silent_after
+from wds_datapipes.io.remote.fsspec_file import BLOCK_TIMEOUTS
 from wds_datapipes.io.remote.http import is_web
 from wds_datapipes.io.shell_process import STDERR_TAIL_BYTES, ShellProcess, describe_exit, describe_failure
 from wds_datapipes.io.urls import explain_path
 from wds_datapipes.redaction import redact_command
 from wds_datapipes.system import write_chunks
+
+T = TypeVar("T")
+
+LOGGER = logging.getLogger("wds_datapipes")
 
 
 class Sink(Protocol):
@@ -96,7 +103,7 @@ def remove_file(url: str, storage_options: Mapping[str, Any] | None = None) -> N
         return ShardWriteError(f"{remote.name} cannot be removed: {remote.reason(error)}")
 
     with remote.replace_errors(remove_error), contextlib.suppress(FileNotFoundError):
-        remote.filesystem.rm_file(remote.path)
+        wait_for(start_call(lambda: remote.filesystem.rm_file(remote.path)), BLOCK_TIMEOUTS * remote.timeout_s)
 
 
 def size_of(url: str, storage_options: Mapping[str, Any] | None = None) -> int | None:
@@ -314,37 +321,95 @@ class RemoteSink:
             )
         self._remote = remote = RemotePath(url, storage_options)
         self._part = ""
+        self._waiting: list[bytes] = []
+        self._waiting_bytes = 0
         with remote.replace_errors(self._failure):
-            self._part = f"{remote.path}.{secrets.token_hex(8)}.part"
-            self._file = remote.filesystem.open(self._part, "wb", block_size=PART_BYTES)
-            if _can_discard(self._file):
-                _abandon(self._file)  # nothing was sent yet
-                self._part = ""
-                self._file = remote.filesystem.open(remote.path, "wb", block_size=PART_BYTES)
+            self._file = self._call(self._open)
 
     def write(self, *chunks: bytes) -> None:
-        """Write all chunks."""
+        """Write all chunks, a part at a time."""
         with self._remote.replace_errors(self._failure):
             for chunk in chunks:
-                self._file.write(chunk)
+                self._waiting.append(chunk)
+                self._waiting_bytes += len(chunk)
                 self._written += len(chunk)
+                if self._waiting_bytes >= PART_BYTES:
+                    self._call(self._send, 1 + self._waiting_bytes // PART_BYTES)
 
     def finish(self) -> None:
         """Finish the upload, or rename the file."""
         with self._remote.replace_errors(self._failure):
-            self._file.close()
-            if self._part:
-                self._remote.filesystem.mv(self._part, self._remote.path)
+            self._call(self._close, 2)
 
     def discard(self) -> None:
         """Abort the upload, or remove the file."""
+        with contextlib.suppress(Exception):
+            self._call(self._remove)
+
+    def _call(self, call: Callable[[], T], parts: int = 1) -> T:
+        """Call a function of the store's library, which may block, or retry, for any length of time.
+
+        Raises:
+            TooSlowError: it takes longer than ten times the timeout for each part.
+        """
+        future, most_s = start_call(call), parts * BLOCK_TIMEOUTS * self._remote.timeout_s
+        warned_s = min(silent_after(self._remote.timeout_s), most_s)
+        try:
+            return wait_for(future, warned_s)
+        except TooSlowError:
+            if warned_s >= most_s:
+                raise
+            LOGGER.warning(
+                "Writing %s takes long: no success for %.0f s, given up after %.0f s",
+                self._remote.name,
+                warned_s,
+                most_s,
+            )
+        return wait_for(future, most_s - warned_s)
+
+    def _open(self) -> Any:
+        filesystem, path = self._remote.filesystem, self._remote.path
+        self._part = f"{path}.{secrets.token_hex(8)}.part"
+        file = filesystem.open(self._part, "wb", block_size=PART_BYTES)
+        if not _can_discard(file):
+            return file
+        _abandon(file)  # nothing was sent yet
+        self._part = ""
+        return filesystem.open(path, "wb", block_size=PART_BYTES)
+
+    def _send(self) -> None:
+        chunks, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        for chunk in chunks:
+            self._file.write(chunk)
+
+    def _close(self) -> None:
+        self._send()
+        try:
+            self._file.close()
+        except Exception as error:
+            if not self._was_completed(error):
+                raise
+            with contextlib.suppress(Exception):  # the upload does not exist any more
+                _abandon(self._file)
+        if self._part:
+            self._remote.filesystem.mv(self._part, self._remote.path)
+
+    def _was_completed(self, error: Exception) -> bool:
+        """Whether S3 has finished the upload, but its answer was lost, and it does not know the upload any more."""
+        if not (isinstance(error, FileNotFoundError) and getattr(self._file, "parts", None)):
+            return False
+        self._remote.forget_listing()
+        with contextlib.suppress(FileNotFoundError):
+            return bool(self._remote.filesystem.info(self._remote.path).get("size") == self._written)
+        return False
+
+    def _remove(self) -> None:
         with contextlib.suppress(Exception):
             if not self._part:
                 _abandon(self._file)
                 return
             self._file.close()
-        with contextlib.suppress(Exception):
-            self._remote.filesystem.rm(self._part)
+        self._remote.filesystem.rm(self._part)
 
     def _failure(self, error: Exception) -> ShardWriteError:
         message = self._remote.reason(error)

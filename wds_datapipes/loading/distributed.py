@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
-from wds_datapipes.errors import RankLostError
+from wds_datapipes.errors import RankLostError, text_of
 from wds_datapipes.io.call_threads import start_call
 from wds_datapipes.loading.splitting import DataParallelGroup, Facts, check_facts_match, digest
 from wds_datapipes.pipes.inspection import upstream
@@ -331,4 +331,4 @@ def _lost(epoch: int | None, why: str) -> RankLostError:
 
 def _summarize(error: BaseException) -> str:
     """Return an error's type and the first line of its message, because torch adds tracebacks."""
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}".removesuffix(": ")[:SUMMARY_LENGTH]
+    return f"{type(error).__name__}: {text_of(error).partition(chr(10))[0]}".removesuffix(": ")[:SUMMARY_LENGTH]

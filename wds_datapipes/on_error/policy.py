@@ -21,6 +21,7 @@ from wds_datapipes.errors import (
     UnknownSchemeError,
     UnsafeInputError,
     plural,
+    text_of,
 )
 from wds_datapipes.io.remote.retry import is_systemic
 from wds_datapipes.io.urls import explain_path
@@ -197,7 +198,7 @@ class ErrorPolicy:
         if isinstance(sample, Mapping):
             url, key = str(sample.get("__url__", url)), str(sample.get("__key__", key))
         kind = type(error).__name__
-        reason = redact_text(str(error))  # a user's function may raise any text
+        reason = redact_text(text_of(error))  # a user's function may raise any text
         item = SkippedItem(self._stage, kind, redact(url), key, field, reason)
         self.counters.count_skipped(item)
         if self._budget is not None and self._budget.quarantine is not None:
@@ -240,7 +241,7 @@ class ErrorPolicy:
             return
         raise ErrorBudgetError(
             f"{self._stage} skipped {total} of {self.tried} items ({self._counts()}), {self._run} of them in "
-            f"a row, which is more than {limit} allows. The last: {type(error).__name__}: {redact_text(str(error))}"
+            f"a row, which is more than {limit} allows. The last: {type(error).__name__}: {redact_text(text_of(error))}"
         ) from error
 
     def _counts(self) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from wds_datapipes.arguments import check_choice, checks_calls, takes_options
 from wds_datapipes.codecs.decoding import Decoder
-from wds_datapipes.errors import ConversionError, ShardOpenError, StateError, plural
+from wds_datapipes.errors import ConversionError, ShardOpenError, StateError, plural, text_of
 from wds_datapipes.hints import KEEP, REDO, spells_hints
 from wds_datapipes.io.compression.formats import strip_shard_suffix
 from wds_datapipes.io.openers import local_path, redact
@@ -204,7 +204,7 @@ def _list_some(texts: Sequence[str]) -> list[str]:
 
 
 def _conversion_error(failures: Mapping[str, BaseException], shards: int, retries: int) -> ConversionError:
-    listed = _list_some([f"{redact(url)}: {type(error).__name__}: {error}" for url, error in failures.items()])
+    listed = _list_some([f"{redact(url)}: {type(error).__name__}: {text_of(error)}" for url, error in failures.items()])
     was_retried = not all(isinstance(failure, DETERMINISTIC_ERRORS) for failure in failures.values())
     tries = f" in {plural(retries + 1, 'attempt')}" if was_retried else ""
     error = ConversionError(

@@ -18,7 +18,7 @@ from wds_datapipes.codecs import UNSAFE, find_codec
 from wds_datapipes.codecs.field_chain import gunzip
 from wds_datapipes.codecs.images import IMAGE_EXTENSIONS, PLUGIN_EXTENSIONS, ImageDecoder, open_image
 from wds_datapipes.codecs.media import AUDIO_EXTENSIONS, VIDEO_EXTENSIONS
-from wds_datapipes.errors import MissingDependencyError, plural
+from wds_datapipes.errors import MissingDependencyError, plural, text_of
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.read_limits import ReadLimits
 from wds_datapipes.parallel.progress import human_bytes
@@ -84,7 +84,7 @@ def preview_field(field: str, data: bytes, *, characters: int = 2000, pixels: in
     except RecursionError:
         found = found._replace(error="it is nested too deeply")
     except Exception as error:  # noqa: BLE001  decoders may raise anything
-        found = found._replace(error=f"{type(error).__name__}: {error}")
+        found = found._replace(error=f"{type(error).__name__}: {text_of(error)}")
     text = found.text if len(found.text) <= characters else f"{found.text[:characters]}..."
     return Preview(prefix + found.kind, text, found.picture, found.error[:500], field, len(data))
 
@@ -113,7 +113,7 @@ def _preview_image(data: bytes, pixels: int) -> Preview:
     try:
         picture = ImageDecoder("pilrgba", min_size=pixels).with_limits(LIMITS).decode(data)
     except Exception as error:  # noqa: BLE001  damaged images may raise anything
-        return Preview(kind, error=f"{type(error).__name__}: {error}")
+        return Preview(kind, error=f"{type(error).__name__}: {text_of(error)}")
     return Preview(kind, picture=_make_thumbnail(picture, pixels))
 
 

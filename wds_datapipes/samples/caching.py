@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from wds_datapipes.errors import CacheError, plural
+from wds_datapipes.errors import CacheError, plural, text_of
 from wds_datapipes.io.file_lock import AtomicFile
 from wds_datapipes.io.urls import create_folder
 from wds_datapipes.on_error.policy import note
@@ -214,7 +214,7 @@ def _pickle_sample(sample: object) -> bytes:
         key = sample.get("__key__") if isinstance(sample, Mapping) else None
         which = f"an item of type {type(sample).__name__}" if key is None else f"the sample {key!r}"
         raise CacheError(
-            f"cache_samples cannot cache {which}: pickling it raised {type(error).__name__}: {error}. Put the "
+            f"cache_samples cannot cache {which}: pickling it raised {type(error).__name__}: {text_of(error)}. Put the "
             f"cache before the stage that creates it"
         ) from error
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from wds_datapipes.counters import Counters
+from wds_datapipes.errors import text_of
 from wds_datapipes.loading.transport.bundle import Bundle
 from wds_datapipes.loading.transport.protocol import AHEAD_BYTES, COMMAND_BYTES, HEADER, INLINE, Command, Header, Kind
 from wds_datapipes.loading.transport.serialization import (
@@ -122,8 +123,8 @@ class Sender:
         except Exception as error:  # pickling runs user code
             raise pickle.PicklingError(
                 f"{self._producer} made {describe(item, self._serializer.pack)}, which cannot be sent to another "
-                f"process ({type(error).__name__}: {error}). Convert it to plain data, such as bytes, arrays or "
-                "tensors, before it leaves the worker."
+                f"process ({type(error).__name__}: {text_of(error)}). Convert it to plain data, such as bytes, arrays "
+                "or tensors, before it leaves the worker."
             ) from error
         with self._lock:
             bundle = self._bundle
