@@ -19,8 +19,12 @@ from nginx_server import Nginx
 from wds_datapipes import IndexedSamples, ShardList
 from wds_datapipes.index import AccessOptions, build_indexes
 from wds_datapipes.index.manifest import Manifest
+from wds_datapipes.io.remote.remote_file import FileFacts
+from wds_datapipes.shard_cache.download import DownloadRequest
 from wds_datapipes.shard_cache.entry import Entry, entries
 from wds_datapipes.shard_cache.eviction import evict_one, reserve_space, used_bytes
+from wds_datapipes.shard_cache.prefilled import PrefilledShards
+from wds_datapipes.shard_cache.store import CacheFolder
 from wds_datapipes.testing import build_shard
 from wds_datapipes.types import ShardInfo
 
@@ -182,6 +186,32 @@ def test_a_read_only_folder_provides_the_files_in_it(
         assert keys(address(proxy)) == ["0"]
     assert proxy.asked == []
     assert os.listdir("copies") == ["0.tar"]
+
+
+def test_an_untrusted_url_uses_no_file_because_of_its_name(nginx: Nginx, proxy: FaultProxy) -> None:
+    put("0.tar", (nginx.files / "val" / "0.tar").read_bytes())  # of the same size
+    for options in ({"allow_local_files": False}, {}):
+        shards = ShardList(address(proxy)).cache_wds_shards("copies").load_wds_shards(**options)
+        assert [sample["__key__"] for sample in shards.group_samples()] == ["0"]
+    assert len(proxy.asked) == 1
+
+
+def test_a_copy_of_another_url_is_not_used_because_of_its_name(nginx: Nginx, proxy: FaultProxy) -> None:
+    assert keys(address(proxy)) == ["0"]
+    (copy,) = entries(Path("copies"))
+    shutil.copy(nginx.files / "val" / "0.tar", nginx.files / "val" / copy.path.name)
+    assert keys(address(proxy, f"val/{copy.path.name}")) == ["1"]
+
+
+@pytest.mark.parametrize("name", ["x" * 300 + "/0.tar", "%2e%2e/0.tar", "..%2f0.tar", "a%00/0.tar"])
+def test_a_path_that_no_file_can_have_is_ignored(name: str) -> None:
+    Path("0.tar").write_bytes(b"outside")
+    Path("copies").mkdir()
+    folder = CacheFolder("copies")
+    url = f"http://127.0.0.1:1/{name}"
+    assert folder.path_of(url) == folder.entry(url).path
+    request = DownloadRequest(url, FileFacts(7), sha256(b"outside").hexdigest(), {})
+    assert PrefilledShards().adopt(folder.entry(url), request, lambda _: FileFacts(7)) is None
 
 
 def test_files_of_users_are_not_removed(whole: bytes) -> None:

@@ -43,8 +43,13 @@ def own_names(url: str) -> Iterator[str]:
         return
     path = rest.lstrip("/").partition("#")[0]
     parts = PurePosixPath(unquote(path) if scheme in ("http", "https") else path).parts[1:]  # without host or bucket
-    if ".." not in parts:
+    if ".." not in parts and not is_copy(parts[-1] if parts else ""):  # the copy of another URL is none of this one
         yield from ("/".join(parts[first:]) for first in range(len(parts)))
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; False if no file can have this name."""
+    return os.path.isfile(path)  # noqa: PTH113  Path.is_file raises an error for long names
 
 
 class PrefilledShards:
@@ -70,7 +75,7 @@ class PrefilledShards:
         """
         for name in own_names(request.url):
             path = entry.folder / name
-            if not path.is_file():
+            if not is_file(path):
                 continue
             found = "it is the copy of another URL" if _has_owner(entry, path) else self._compare(path, request, ask)
             if isinstance(found, CopyFacts):

@@ -20,7 +20,7 @@ from wds_datapipes.redaction.signatures import without_signature
 from wds_datapipes.shard_cache.download import DownloadRequest, UncachedError, cache_error, fetch_copy
 from wds_datapipes.shard_cache.entry import UNKNOWN, CopyFacts, Entry, UrlToName, digest_of, stamp
 from wds_datapipes.shard_cache.eviction import Priority, evict, reserve_space
-from wds_datapipes.shard_cache.prefilled import PrefilledShards, own_names
+from wds_datapipes.shard_cache.prefilled import PrefilledShards, is_file, own_names
 from wds_datapipes.system import lock_descriptor
 from wds_datapipes.user_warnings import warn_user
 
@@ -132,7 +132,7 @@ class CacheFolder:
         path = self.entry(url).path
         if path.exists() or os.access(self.path, os.W_OK):
             return path
-        return next((file for name in own_names(url) if (file := self.path / name).is_file()), path)
+        return next((file for name in own_names(url) if is_file(file := self.path / name)), path)
 
     def discard(self, url: str, error: WdsError) -> None:
         """Remove a damaged copy, so that the shard will be downloaded again."""
@@ -174,8 +174,12 @@ class CacheFolder:
                 raise
 
     def _adopt(self, entry: Entry, request: DownloadRequest) -> BinaryIO | None:
-        """Return the file that has been put into the folder for a shard; None for the copies of a run's indexes."""
-        return None if self.run else self._prefilled.adopt(entry, request, self._ask)
+        """Return the file that has been put into the folder for a shard.
+
+        Indexes of a run have none. An untrusted URL cannot choose a local file by its name.
+        """
+        is_excluded = self.run or request.options.get("allow_local_files") is False
+        return None if is_excluded else self._prefilled.adopt(entry, request, self._ask)
 
     def _ask(self, request: DownloadRequest) -> FileFacts:
         """Return what the store says about a shard, or nothing once a store has not answered."""

@@ -40,7 +40,8 @@ class ShardCacher(EngineStage[str]):
 
     A shard that is already in the folder under its own name (``000.tar``) or path (``train/000.tar``), put there by
     hand or by webdataset, is used instead of a download if it is a complete archive and has the size that the store
-    reports, or the size and digest of the manifest. It is never evicted, and ``max_bytes`` does not count it.
+    reports, or the size and digest of the manifest. It is never evicted, and ``max_bytes`` does not count it. With
+    ``.load_wds_shards(allow_local_files=False)``, no such file is used.
 
     All shards except standard input are copied, even local files, because the folder may be on a faster disk.
 
