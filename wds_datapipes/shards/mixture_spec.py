@@ -117,7 +117,7 @@ def read_mixture(
 
     def expand_safely(pattern: str) -> list[str]:
         urls = expand(pattern)
-        for url in urls:
+        for url in urls if file_url is not None else ():
             check_url(url, listed_in=file_url)
         return urls
 

@@ -193,7 +193,8 @@ def _list_safely(url: str, storage_options: Mapping[str, Any]) -> list[str]:
     check_url(url, allow_local_files=False)
     found = list_urls(url, storage_options)
     for each in found:
-        check_url(each, allow_local_files=False)
+        if each is not url:
+            check_url(each, allow_local_files=False)
     return found
 
 
