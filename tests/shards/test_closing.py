@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import itertools
 import threading
 from collections.abc import Callable, Iterator
@@ -14,8 +16,8 @@ import pytest
 import zstandard
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-import wds_datapipes  # noqa: F401  it registers the stages
-from wds_datapipes.errors import MissingFieldError, TruncatedShardError
+from wds_datapipes import ShardList, register_opener
+from wds_datapipes.errors import MissingFieldError, ShardReadError, TruncatedShardError
 from wds_datapipes.io import prefetch
 from wds_datapipes.io.openers import open_url
 from wds_datapipes.samples.grouping import group_samples
@@ -84,7 +86,7 @@ def test_a_shard_that_fails(write: Callable[[bytes], str], opened: list[BinaryIO
     url = write(archive[:1_000_000])  # in the tenth sample
     with pytest.raises(TruncatedShardError):
         list(load_wds_shards([url]))
-    assert len(list(group_samples(read_shards([url, url], ReadOptions(on_error="skip"))))) == 2 * 8
+    assert len(list(group_samples(read_shards([url, url], ReadOptions(on_error="skip"))))) == 2 * 9
 
 
 def test_an_abandoned_pipeline(write: Callable[[bytes], str], opened: list[BinaryIO], archive: bytes) -> None:
@@ -137,3 +139,18 @@ def test_an_error_of_a_stage_leaves_no_shard_open(archive: bytes, tmp_path: Path
     with pytest.raises(MissingFieldError):
         list(to_tuple(group_samples(read_shards([path])), ["jpg"]))
     assert str(path) not in {file.path for file in psutil.Process().open_files()}
+
+
+class FailsToClose(io.BytesIO):
+    def close(self) -> None:
+        super().close()
+        raise OSError(errno.EIO, "Input/output error")
+
+
+def test_a_file_that_fails_to_close_is_an_error_of_its_shard(tmp_path: Path) -> None:
+    shard = Path(build_shard(tmp_path / "a.tar", [{"__key__": "a", "txt": "b"}])).read_bytes()
+    register_opener("fails-to-close", lambda url, /, **options: FailsToClose(shard), replace=True)
+    pipe = ShardList("fails-to-close:a.tar")
+    with pytest.raises(ShardReadError, match=r"fails-to-close:a\.tar could not be read to its end: OSError"):
+        list(pipe.load_wds_shards())
+    assert [member.name for member in pipe.load_wds_shards(on_error="skip")] == ["a.txt"]

@@ -58,7 +58,8 @@ def lock_file(path: Path, *, wait: bool = True, keep_file: bool = False, create:
             finally:
                 if os.getpid() == owner:  # a process forked in the meantime has a copy of the context
                     if not keep_file:
-                        path.unlink(missing_ok=True)
+                        with contextlib.suppress(OSError):  # an unlocked file that stays harms nothing
+                            path.unlink(missing_ok=True)
                     # Such a process also has the descriptor and would keep the lock.
                     unlock_descriptor(descriptor)
             return

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import errno
 import itertools
+import logging
 import math
 import os
 import secrets
@@ -18,6 +19,8 @@ from typing import Literal
 
 from wds_datapipes.errors import ShardOpenError
 from wds_datapipes.io.file_lock import lock_file
+
+LOGGER = logging.getLogger("wds_datapipes")
 
 Select = Literal["oldest", "random"]
 After = Literal["keep", "delete", "return"]
@@ -41,7 +44,8 @@ def take_files(
     the directory.
 
     Raises:
-        ShardOpenError: the directory cannot be written, or has no locks.
+        ShardOpenError: the directory cannot be read or written, or has no locks. A file that was claimed is returned,
+            at the latest once this process has ended.
     """
     rng, claims = Random(), Path(folder, CLAIMS)
     waiting: list[Path] = []  # in reverse order
@@ -51,10 +55,12 @@ def take_files(
         now = time.monotonic()
         if now - checked >= poll_s:
             checked = now
-            _return_orphaned(claims)
+            with _named(folder):
+                _return_orphaned(claims)
             waiting.clear()
         if not waiting:
-            waiting = _list_files(folder, patterns)
+            with _named(folder):
+                waiting = _list_files(folder, patterns)
             if select == "random":
                 rng.shuffle(waiting)
         while waiting:
@@ -62,7 +68,8 @@ def take_files(
                 if path is None:
                     continue
                 yield str(path)
-                _finish(path, after)
+                with _named(folder):
+                    _finish(path, after)
             latest = time.monotonic()
             break
         else:
@@ -81,15 +88,25 @@ def _claim_file(path: Path, claims: Path) -> Iterator[Path | None]:
     host that shares the locks.
     """
     owner, claim = os.getpid(), claims / f"{secrets.token_hex(NAME_START // 2)}-{path.name}"
-    with contextlib.suppress(FileNotFoundError):  # claimed by another process
-        path.rename(claim)
-    # A process that looks for orphaned files may briefly hold the lock.
-    with lock_file(claim, keep_file=True, create=False) as descriptor:
+    with contextlib.ExitStack() as held:
+        with _named(claims.parent):
+            with contextlib.suppress(FileNotFoundError):  # claimed by another process
+                path.rename(claim)
+            # A process that looks for orphaned files may briefly hold the lock.
+            lock = lock_file(claim, keep_file=True, create=False)
+            try:
+                descriptor = held.enter_context(lock)
+            except OSError:
+                _move(claim, path.parent, path.name)
+                raise
         try:
             yield None if descriptor is None else claim
         finally:
             if descriptor is not None and os.getpid() == owner:  # not a forked process
-                _move(claim, path.parent, path.name)
+                try:
+                    _move(claim, path.parent, path.name)
+                except OSError as error:
+                    LOGGER.warning("%s stays claimed until a process looks for shards again: %s", claim, error)
 
 
 def _finish(path: Path, after: After) -> None:
@@ -106,24 +123,33 @@ def _finish(path: Path, after: After) -> None:
 
 
 def _return_orphaned(claims: Path) -> None:
-    """Return files to the directory whose claiming processes have died.
+    """Return files to the directory whose claiming processes have died."""
+    claims.mkdir(exist_ok=True)
+    with lock_file(claims / ".lock", wait=False):  # fails if there are no locks
+        orphaned = [claims / name for name in os.listdir(claims) if name[0] != "."]  # noqa: PTH208  only names
+    for path in orphaned:
+        with lock_file(path, wait=False, keep_file=True, create=False) as descriptor:
+            if descriptor is not None:
+                _move(path, claims.parent, path.name[NAME_START:])
+
+
+@contextlib.contextmanager
+def _named(folder: str | Path) -> Iterator[None]:
+    """Raise an error of the operating system as one that names the directory.
 
     Raises:
-        ShardOpenError: the directory cannot be written, or has no locks.
+        ShardOpenError: the directory cannot be read or written, or has no locks.
     """
     try:
-        claims.mkdir(exist_ok=True)
-        with lock_file(claims / ".lock", wait=False):  # fails if there are no locks
-            orphaned = [claims / name for name in os.listdir(claims) if name[0] != "."]  # noqa: PTH208  only names
-        for path in orphaned:
-            with lock_file(path, wait=False, keep_file=True, create=False) as descriptor:
-                if descriptor is not None:
-                    _move(path, claims.parent, path.name[NAME_START:])
+        yield
     except OSError as error:
-        raise ShardOpenError(
-            f"No shards can be claimed in the directory {str(claims.parent)!r}: {error.strerror}. It must be writable, "
-            "and its file system must support locks"
-        ) from error
+        where = f" ({error.filename!r})" if error.filename else ""
+        failed = ShardOpenError(
+            f"No shards can be claimed in the directory {str(folder)!r}: {error.strerror or error}{where}. It must be "
+            "writable, and its file system must support locks"
+        )
+        failed.concerns_all = True
+        raise failed from error
 
 
 def _list_files(folder: str, patterns: Sequence[str]) -> list[Path]:

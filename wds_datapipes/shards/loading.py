@@ -15,6 +15,7 @@ from wds_datapipes.arguments import check_choice, check_integer, check_optional_
 from wds_datapipes.errors import ChangedShardError, CorruptShardError, ShardError, ShardOpenError, TruncatedShardError
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.prefetch import ShardPrefetcher
+from wds_datapipes.io.raw_streams import name_read_errors
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.io.urls import OpeningURL, check_url
 from wds_datapipes.on_error.policy import CountedErrors, ErrorPolicy, OnError, check_on_error
@@ -237,6 +238,8 @@ class ShardReader:
             opener = partial(self._prefetcher.open, shard.number)
             stream = open_archive(shard.url, self._opener_options, stack, opener, limits=self.options.limits)
             yield from self.options.items(stream, shard, 0, self._policy)
+            with name_read_errors(redact(shard.url)):
+                stack.close()
 
     def _read_span(self, part: Shard, archive: ArchiveSpans, start: int, *, is_last: bool) -> Iterator[MemberTuple]:
         with self._handle_errors(part):

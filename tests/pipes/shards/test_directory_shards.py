@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import itertools
 import os
 import shutil
 import signal
@@ -22,6 +23,7 @@ from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import DirectoryShards, ShardReadingService
 from wds_datapipes.errors import ShardOpenError, TruncatedShardError
+from wds_datapipes.io import file_lock
 from wds_datapipes.shards import directory_queue
 from wds_datapipes.shards.directory_queue import NAME_START
 from wds_datapipes.testing import build_shard
@@ -322,3 +324,60 @@ def test_a_directory_without_room_for_claims_is_an_error() -> None:
     Path("inbox/.claims").touch()
     with pytest.raises(ShardOpenError, match="claimed in the directory 'inbox': File exists"):
         list(take())
+
+
+def test_a_file_in_place_of_the_directory_of_shards_that_were_read_is_an_error() -> None:
+    put("a.tar")
+    Path("inbox/done").touch()
+    taken = take()
+    next(taken)
+    with pytest.raises(ShardOpenError, match="claimed in the directory 'inbox': File exists"):
+        next(taken)
+    assert there("inbox") == ["a.tar", "done"]
+
+
+#: The calls of the system on the way of a shard, and the errors with which they fail.
+CALLS: list[tuple[Any, str, int]] = [
+    (Path, "rename", errno.EIO),
+    (Path, "mkdir", errno.ENOSPC),
+    (Path, "unlink", errno.EROFS),
+    (os, "open", errno.EMFILE),
+    (os, "utime", errno.EPERM),
+    (os, "listdir", errno.EIO),
+    (os, "scandir", errno.EACCES),
+    (file_lock, "lock_descriptor", errno.ENOLCK),
+    (file_lock, "is_same_file", errno.ESTALE),
+    (directory_queue, "_rename_to_new_name", errno.EIO),
+]
+
+
+@pytest.mark.parametrize("after", ["keep", "delete", "return"])
+@pytest.mark.parametrize(("module", "name", "code"), CALLS)
+def test_a_failing_call_is_an_error_that_names_the_directory(
+    module: Any, name: str, code: int, after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_failed = False
+    for number in range(8):
+        put("a.tar", "b.tar")
+        call, count, seen = getattr(module, name), itertools.count(), list[str]()
+
+        def fail(*arguments: Any, **options: Any) -> Any:
+            if next(count) == number:  # noqa: B023  it is called within this pass of the loop
+                raise OSError(code, os.strerror(code))
+            return call(*arguments, **options)  # noqa: B023
+
+        with monkeypatch.context() as patched:
+            patched.setattr(module, name, fail)
+            try:
+                for path in islice(take(after=after), 2):
+                    seen.append(name_of(path))
+            except ShardOpenError as error:
+                assert f"'inbox': {os.strerror(code)}" in str(error)  # noqa: PT017
+                has_failed = True
+        rest = names(islice(take(after=after), 2 if after == "return" else None))
+        assert {*seen, *rest} == {"a.tar", "b.tar"}
+        shutil.rmtree("inbox")
+        os.mkdir("inbox")
+    # A shard that cannot be returned stays claimed, which is logged.
+    unused = {"unlink": after != "delete", "utime": after != "return", "_rename_to_new_name": after != "keep"}
+    assert has_failed or unused[name]
