@@ -111,7 +111,7 @@ class AccessOptions:
     index_dir: str | os.PathLike[str] | None = None
     indexes: Literal["local", "build", "require"] = "local"
     indexing: IndexOptions | None = None
-    open_shards: int = 64
+    open_shards: int = 128
     read_ahead: int = HELD_BYTES
     cache_dir: str | os.PathLike[str] | None = None
     cache_bytes: int | None = None

@@ -70,7 +70,7 @@ class RunShape:
     lanes: int = 1
     window_shards: int = 16
     remainder: Remainder = "drop"
-    open_shards: int = 64
+    open_shards: int = 128
     read_ahead: int = HELD_BYTES
     cache_bytes: int | None = None
     epochs: int = 3
