@@ -57,6 +57,7 @@ CALLED: dict[str, dict[str, str]] = {
     "loading/checkpoint/format.py": {"snapshot_every_n_steps": "", "snapshot_frequency": ""},
     "loading/checkpoint/resharding.py": {"distributed": "StatefulShards ShardReadingService"},
     "loading/distributed.py": {"distributed": "StatefulShards ShardReadingService"},
+    "loading/loader_batches.py": {"num_workers": ""},  # of the DataLoader
     "loading/service/state_manager.py": {"distributed": "ShardReadingService"},
     "loading/stateful_dataset/dataset.py": {"distributed": "StatefulShards"},
     "loading/stateful_dataset/epochs.py": {"num_workers": ""},
@@ -68,7 +69,7 @@ CALLED: dict[str, dict[str, str]] = {
     "loading/workers/pool.py": {"num_workers": "ShardReadingService"},
     "pipes/sharding.py": {"global_batch_size": "IndexedSamples"},
     "parallel/executors.py": {"executor": "convert_shards build_indexes"},
-    "pipes/samples/indexed.py": {"lanes": "IndexedSamples"},
+    "pipes/samples/indexed.py": {"lanes": "IndexedSamples", "epoch": "IndexedSamples"},
     "pipes/shards/loading.py": {"open_shards": "load_wds_shards load_wds_records"},
     "pipes/shards/shard_cache.py": {"max_bytes": "cache_wds_shards"},
     "pipes/shards/shard_list.py": {"buffer_size": ""},  # of torch's stage
