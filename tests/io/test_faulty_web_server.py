@@ -24,6 +24,7 @@ from nginx_server import Nginx
 from wds_datapipes import ShardList
 from wds_datapipes.errors import ChangedShardError, ShardError, ShardReadError, TruncatedShardError
 from wds_datapipes.io.openers import open_parts
+from wds_datapipes.io.remote import resuming_stream
 from wds_datapipes.io.remote.remote_file import file_facts
 from wds_datapipes.io.remote.resuming_stream import ResumingStream
 from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
@@ -274,6 +275,24 @@ def test_all_bytes_are_of_one_version_without_a_strong_validator(
                 with pytest.raises(ChangedShardError, match=REPLACED.format(at=at)):
                     read(proxy, *folder)
                 assert [path for path in tmp_path.rglob("*.tar") if path.read_bytes() not in (SHARD, OTHER_SHARD)] == []
+
+
+@leaves_nothing
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_server_that_sends_single_bytes_is_given_up(
+    proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, pauses: list[float], scheme: str
+) -> None:
+    monkeypatch.setattr(resuming_stream, "STALLED_BYTES_PER_S", 1 << 30)  # however fast this server is
+    url, storage = address(proxy, scheme)
+    proxy.part_bytes = 1
+    try:
+        parts = open_parts(url, **storage, timeout_s=0.02, retries=2)
+        assert parts is not None
+        with parts.part(300, SIZE) as stream, pytest.raises(ShardReadError, match=r"received only \d+ bytes in"):
+            [*iter(lambda: stream.read(SIZE), b"")]
+    finally:
+        proxy.part_bytes = sys.maxsize
+    assert len(pauses) == 2
 
 
 @leaves_nothing

@@ -124,6 +124,8 @@ class ResumingStream(RawStream):
         self._name, self._retry = remote.name, remote.retry
         self._position = 0
         self._file: RawReader | None = None
+        #: Of the parts in which the store sends the file: the bytes, and the time spent waiting for them.
+        self._part_bytes, self._part_s = 0, 0.0
 
     def open_steps(self) -> Steps[ResumingStream]:
         """Open the file and return the stream.
@@ -148,13 +150,14 @@ class ResumingStream(RawStream):
 
     def read_steps(self, view: memoryview) -> Steps[int]:
         """Read the available bytes, at most ``len(view)``; 0 at the end."""
-        self._heard_at = self._retry.clock()
+        self._heard_at, is_next_part = self._retry.clock(), False
         while True:
             try:
                 file = self._file or (yield from self._reopen())
                 count = yield from file.read_steps(view)
                 if not count and self._opened_at < self._position == self._stop and self._position != self.size:
                     self._release()  # the store sends the file in parts
+                    is_next_part = True
                     continue
                 if not count and self.size is not None and self._position < self.size:
                     raise EOFError(f"received {self._position} of {self.size} bytes")
@@ -173,7 +176,20 @@ class ResumingStream(RawStream):
         self._position += count
         if self._digest is not None:
             self._digest.update(view[:count])
+        if is_next_part:
+            self._check_rate(count)
         return count
+
+    def _check_rate(self, count: int) -> None:
+        """Let a store that sends tiny parts count as a stalled connection does, although each part is a new request."""
+        self._part_bytes += count
+        self._part_s += self._retry.clock() - self._heard_at
+        if self._part_s < self._remote.timeout_s:
+            return
+        found, found_s, self._part_bytes, self._part_s = self._part_bytes, self._part_s, 0, 0.0
+        if found < STALLED_BYTES_PER_S * found_s:
+            self._release()
+            self._wait_or_raise(TooSlowError(f"received only {found} bytes in {found_s:.1f} s, in parts"))
 
     def abandon(self) -> None:
         """Abort a read in another thread, which may still wait for a response until its library times out."""
