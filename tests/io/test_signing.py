@@ -43,6 +43,17 @@ def test_reading_a_file_takes_one_request_and_a_range_one_more(proxy: FaultProxy
     assert proxy.heads == 0
 
 
+def test_a_redirect_to_another_region_is_an_error_that_names_it(proxy: FaultProxy, nginx: Nginx) -> None:
+    """The signature holds for one host only, so following it would be refused as if the credentials were wrong."""
+    there = f"http://localhost:{nginx.http}/signed/a.tar"
+    proxy.faults[:] = [Fault(status=307, headers={"Location": there, "X-Amz-Bucket-Region": "eu-west-1"})]
+    with pytest.raises(ShardOpenError, match=r"HTTP status 307, .* region eu-west-1"):
+        open_url("s3://signed/a.tar", storage_options=options(proxy), retries=0)
+    proxy.faults[:] = [Fault(status=307, headers={"Location": there})]  # without a signature
+    with open_url("s3://signed/a.tar", storage_options=options(proxy, anon=True)) as stream:
+        assert stream.read() == BODY
+
+
 @pytest.mark.parametrize(
     ("more", "query"),
     [

@@ -35,6 +35,8 @@ PORTS = {"http": 80, "https": 443}
 CONNECT_S = 10.0
 #: The elements of an S3 error that are shown, and the maximum number of bytes searched for them.
 ERROR_PARTS, ERROR_BYTES = re.compile(r"<(Code|Region)>([\w.-]{1,100})</"), 4 << 10
+#: A query that signs a request, host name included, as S3 and Google Cloud Storage require it.
+SIGNED = re.compile(r"(?i)[?&]x-(?:amz|goog)-signature=")
 #: The end of the headers, and the end of a line.
 HEAD_END, LINE_END = re.compile(rb"\r?\n\r?\n"), re.compile(rb"\r?\n")
 #: The first line of a response: the minor version, the status and its description.
@@ -157,7 +159,8 @@ class HttpStatusError(Exception):
     def __init__(self, status: int, message: str, headers: Mapping[str, str], body: str = "") -> None:
         parts = dict(ERROR_PARTS.findall(body))
         self.message = f"{message} ({parts['Code']})" if "Code" in parts else message
-        self.status, self.headers, self.region = status, headers, parts.get("Region")
+        self.status, self.headers = status, headers
+        self.region = parts.get("Region") or (headers.get("X-Amz-Bucket-Region") if status in REDIRECTS else None)
         super().__init__(f"{status}, {self.message}")
 
 
@@ -198,8 +201,15 @@ def request_steps(url: str, headers: Mapping[str, str], access: Access, method: 
         response = yield from _send_once(method, current, sent, access)
         if response.status not in REDIRECTS or not (location := response.headers.get("Location")):
             return (yield from _accept_response(response))
+        try:
+            following = _place_of(urljoin(current.url.geturl(), location))
+        except BaseException:
+            response.close()
+            raise
+        if following.server[1] != current.server[1] and SIGNED.search(current.target):
+            # The signature is that of a request to this host; S3 redirects requests for buckets of other regions.
+            raise (yield from _status_error(response))
         response.close()
-        following = _place_of(urljoin(current.url.geturl(), location))
         if following.server != current.server:
             sent = {name: value for name, value in sent.items() if name.lower() not in SECRET}
         current = following
@@ -307,14 +317,19 @@ def _open_tunnel(connection: Connection, server: str, proxy: SplitResult) -> Ste
 def _accept_response(response: Response) -> Steps[Response]:
     if response.status in WITH_CONTENT:
         return response
+    raise (yield from _status_error(response))
+
+
+def _status_error(response: Response) -> Steps[Exception]:
+    """Close a response without the file, and return its error."""
     body, count = memoryview(bytearray(ERROR_BYTES)), 0
     with closing(response), suppress(OSError, EOFError):
         if "xml" in response.headers.get("Content-Type", ""):
             count = yield from response.read_steps(body)
     if response.status == 404:
-        raise FileNotFoundError(404, response.reason)
+        return FileNotFoundError(404, response.reason)
     text = bytes(body[:count]).decode(errors="replace")
-    raise HttpStatusError(response.status, response.reason, response.headers, text)
+    return HttpStatusError(response.status, response.reason, response.headers, text)
 
 
 def _proxy_of(url: SplitResult, proxies: Mapping[str, str]) -> SplitResult | None:
