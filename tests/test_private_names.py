@@ -57,8 +57,17 @@ TABLE = [
     ),
     Adapted(
         dict.fromkeys(("_iterator", "_IterableDataset_len_called"), "torch.utils.data:DataLoader([])"),
-        ("loading/stateful_dataset/dataset.py", "loading/stateful_dataset/tracking.py"),
+        (
+            "loading/stateful_dataset/dataset.py",
+            "loading/stateful_dataset/tracking.py",
+            "loading/torchdata_patches/patches.py",
+        ),
         "the iterator of a DataLoader that keeps its workers, and the length that it warns of",
+    ),
+    Adapted(
+        {"_initial_iter_for_state_dict": "torchdata.stateful_dataloader:StatefulDataLoader([])"},
+        ("loading/torchdata_patches/patches.py",),
+        "whether the iterator of a StatefulDataLoader has begun",
     ),
     Adapted(
         {"_list_connected_datapipes": "torch.utils.data.graph:_list_connected_datapipes"},

@@ -151,6 +151,26 @@ def test_the_samples_of_a_step_are_read_as_the_source_reads_them() -> None:
     assert [each.key for each in steps.samples(2, keys=False)] == [""] * 12
 
 
+@pytest.mark.parametrize("change", ["weights", "batch"])
+def test_substitutes_before_an_amendment_are_those_of_the_order_at_that_time(change: str) -> None:
+    """A substitute is a sample at another position of the epoch, which the amendment may give to another sample."""
+    excluded = {"a": [f"{shard}-{n}" for shard in range(3) for n in range(1, SIZES[shard], 2)]}
+
+    def build(*, is_amended: bool) -> Any:
+        weights = {"a": 1, "b": 3} if is_amended and change == "weights" else {"a": 3, "b": 1}
+        size = 4 if is_amended and change == "batch" else 8
+        names = {"a": "{0..2}.tar", "b": "{3..5}.tar"}
+        epoch = EpochOptions(exclude=excluded, samples=64)
+        return IndexedSamples(names, weights=weights, global_batch_size=size, lanes=2, epoch=epoch).batch(size)
+
+    state, received = run([build(is_amended=False)], 0, 4)
+    state, following = run([build(is_amended=True)], 0, 7, state, amend=True)
+    steps = RunSteps(build(is_amended=True), state)
+    assert [[each.key for each in steps.samples(step)] for step in range(11)] == received + following
+    for step, batch in enumerate(received + following):
+        assert [*chain.from_iterable(keys_of(each) for _, each in steps.replay(step))] == batch
+
+
 def draw(sample: Any, rng: Random) -> Any:
     return {**sample, "draw": rng.random()}
 

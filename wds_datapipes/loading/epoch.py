@@ -27,8 +27,9 @@ from wds_datapipes.pipes.inspection import splits, takes_seed, upstream
 from wds_datapipes.pipes.stage import share_counters
 from wds_datapipes.pipes.state.pipeline_state import load_state, next_epoch_state, save_state
 from wds_datapipes.pipes.state.replay import ReplayedItems
-from wds_datapipes.pipes.state.seeding import derive_later_seeds
+from wds_datapipes.pipes.state.seeding import PlaceOfStage, derive_later_seeds
 from wds_datapipes.pipes.state.shard_order import guard_listings, remove_listings
+from wds_datapipes.received_epochs import NONE_RECEIVED, Left, ReceivedEpochs
 from wds_datapipes.seeds import SeedGenerator, derived_seed
 
 #: The last seed drawn in each thread, for a loader without a seed.
@@ -42,11 +43,13 @@ class PlaceInRun(NamedTuple):
         first: the seed of the first epoch of the run.
         epoch: the number of the epoch.
         following: the seed generator of the next epoch, if known.
+        received: the epochs that the loop has received, up to this one.
     """
 
     first: int
     epoch: int
     following: SeedGenerator | None = None
+    received: ReceivedEpochs = NONE_RECEIVED
 
 
 @dataclass
@@ -62,6 +65,7 @@ class EpochSeeds:
         next: the seed of the next epoch, unless the loader is seeded again first.
         wanted: the number selected for the next epoch, or ``None``.
         phases: the history of the run, from its state; empty if the run began here.
+        received: the epochs that the loop has received, up to this one.
     """
 
     seed: int = 0
@@ -70,11 +74,13 @@ class EpochSeeds:
     next: int | None = None
     wanted: int | None = None
     phases: Sequence[Any] = ()
+    received: ReceivedEpochs = NONE_RECEIVED
 
     @classmethod
     def of(cls, state: Checkpoint) -> EpochSeeds:
         """Return the seeds stored in a checkpoint."""
-        return cls(state.seed, state.epoch, state.first, state.next, state.wanted, state.phases)
+        received = ReceivedEpochs.of(state.received)
+        return cls(state.seed, state.epoch, state.first, state.next, state.wanted, state.phases, received)
 
     def begin(
         self,
@@ -83,6 +89,7 @@ class EpochSeeds:
         *,
         meet: Callable[[int], int] | None = None,
         rank: int | None = None,
+        left: Left = None,
     ) -> None:
         """Begin an epoch, or resume one.
 
@@ -91,6 +98,7 @@ class EpochSeeds:
             resumed_from: the state from which the run resumes; if its epoch is over, the next one begins.
             meet: called with a number of this rank, returns that of rank 0; ``None`` if they need not meet.
             rank: the rank of this process, if another reading service has seeded the ranks.
+            left: how the loop has left the previous epoch, if it does not resume.
 
         Raises:
             StateError: the selected epoch is not that of the state.
@@ -114,10 +122,12 @@ class EpochSeeds:
         self.epoch = self.epoch + 1 if is_next else 0
         self.first = self.first if is_next else seed_of(seed_generator)
         self.phases = self.phases if is_next else ()
+        self.received = self.received.leave(left) if is_next else ReceivedEpochs()
         if self.wanted is not None:
             self.epoch, self.wanted = self.wanted, None
             self._seed_rank(seed_generator, derived_seed("epoch", self.first, self.epoch), rank)
         self.seed = seed_of(seed_generator)
+        self.received = self.received.begin(self.epoch)
 
     @staticmethod
     def _seed_rank(seed_generator: Any, seed: int | None, rank: int | None) -> None:
@@ -149,12 +159,12 @@ class EpochSeeds:
     def place(self, *, is_seeded: bool = True) -> PlaceInRun:
         """Return the place of this epoch; assume that ``set_epoch`` selects the next one if it selected this one."""
         if not is_seeded:
-            return PlaceInRun(self.first, self.epoch)
+            return PlaceInRun(self.first, self.epoch, received=self.received)
         if self.seed == derived_seed("epoch", self.first, self.epoch):
             following = self.of_epoch(self.epoch + 1)
         else:
             following = seed_after(self.seed)
-        return PlaceInRun(self.first, self.epoch, SeedGenerator(following))
+        return PlaceInRun(self.first, self.epoch, SeedGenerator(following), self.received)
 
     def end(self, seed_generator: Any) -> None:
         """Advance the generator, so that the next epoch has a different order, which is the same on every rank."""
@@ -213,12 +223,13 @@ def seed_stages(pipe: Any, seed_generator: Any, place: PlaceInRun | None = None)
         return
     first, following = SeedGenerator(place.first), place.following
     for stage in filter(takes_seed, before):
-        stage.place_in_run = first.generate_shared_seed(), place.epoch, place.first
+        stage.place_in_run = PlaceOfStage(first.generate_shared_seed(), place.epoch, place.first, place.received)
         stage.next_seed = None if following is None else following.generate_shared_seed()
     for stage in (each for each in after if declared(each).position_log is not None):
-        stage.place_in_run = 0, place.epoch, place.first
+        stage.place_in_run = PlaceOfStage(0, place.epoch, place.first, place.received)
     for number, stage in enumerate(sharing):
-        stage.place_in_run = derived_seed("shares_seed", place.first, number), place.epoch, place.first
+        seed = derived_seed("shares_seed", place.first, number)
+        stage.place_in_run = PlaceOfStage(seed, place.epoch, place.first, place.received)
         stage.next_seed = None if following is None else derived_seed("shares_seed", seed_of(following), number)
 
 

@@ -10,6 +10,7 @@ from traceback import walk_stack
 from typing import Any
 
 from wds_datapipes.loading.checkpoint.format import Checkpoint
+from wds_datapipes.loading.checkpoint.received import leave
 from wds_datapipes.seeds import derived_seed
 from wds_datapipes.user_warnings import warn_user
 
@@ -32,16 +33,24 @@ def resumes_after_last_step() -> bool:
     return bool(getattr(progress, "is_last_batch", False))
 
 
-def without_ended_epoch(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+def without_ended_epoch(checkpoints: Sequence[Checkpoint], pipe: Any) -> list[Checkpoint]:
     """Return the checkpoints to load; if Lightning saved them at the last step of an epoch, the epoch counts as over.
 
     Lightning's loop counts its steps and starts the next epoch after that step, but the loader has not reached its end,
     and would resume with no items left.
+
+    Args:
+        checkpoints: the checkpoints of a state.
+        pipe: the pipeline.
     """
     if not resumes_after_last_step():
         return list(checkpoints)
     return [
-        each if each.is_over else replace(each, is_over=True, wanted=each.epoch + 1 if _is_chosen(each) else None)
+        each
+        if each.is_over
+        else replace(
+            each, is_over=True, wanted=each.epoch + 1 if _is_chosen(each) else None, received=leave(each, pipe).rows
+        )
         for each in checkpoints
     ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ from wds_datapipes.counters import Counters
 from wds_datapipes.errors import StateError
 from wds_datapipes.index.order.batch_share import WHOLE_EPOCH, RestOfEpoch
 from wds_datapipes.index.order.permutation import Numbers
+from wds_datapipes.index.order.phases import PhasePlan
 from wds_datapipes.index.order.sample_order import LaneOrder
 from wds_datapipes.index.reading.epoch_samples import EpochSamples
 from wds_datapipes.index.reading.indexed_shards import IndexedShards
@@ -26,6 +27,7 @@ from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.inspection import call_of, upstream
 from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.pipes.state.pipeline_state import first_uneven_stage, refusing_corrupt_states
+from wds_datapipes.received_epochs import ReceivedEpochs
 from wds_datapipes.redaction import hides_credentials, redact
 from wds_datapipes.runs.logged_steps import LoggedSteps
 from wds_datapipes.seeds import SeedGenerator
@@ -62,7 +64,9 @@ class RunSteps:
     """The samples of each step of a run on all ranks, computed from its state or, for a stream, from its log.
 
     Step t is the t-th global batch that the loop received, counted from 0 at the beginning of the run. If a state in
-    the middle of a batch is resumed on other ranks or workers, the part before it counts as a step.
+    the middle of a batch is resumed on other ranks or workers, the part before it counts as a step. A state contains
+    how many steps a loop has received of each epoch that it left early, by ``break`` or ``islice``. The steps after the
+    state are those of a loop that goes on to receive whole epochs.
 
     Args:
         pipeline: the pipeline as it was built for training, with `IndexedSamples` or ``.log_samples(positions=)``.
@@ -74,19 +78,19 @@ class RunSteps:
     """
 
     def __init__(self, pipeline: Any, state: Mapping[str, Any] | str | bytes) -> None:
-        saved = checkpoints_in(state)[0]
+        saved, *others = checkpoints_in(state)
         if not saved.stages:
             raise StateError("This state was saved before the run began, so no epoch has a seed yet")
-        source, *others = PipelineGraph(pipeline).stateful_stages()
+        source, *buffers = PipelineGraph(pipeline).stateful_stages()
         self.saved, self._rows = saved, self._find
         self._source: Any = None
         self._seed_of = EpochSeeds.of(saved).of_epoch
         if not source.has_phases:
             adopt([saved], pipeline, descriptions(pipeline), saved.ranks)
-            self._rows = LoggedSteps(pipeline, saved.first).rows
+            self._rows = LoggedSteps(pipeline, saved.first, [each.received for each in (saved, *others)]).rows
             return
-        if others:
-            raise ValueError(f"{call_of(others[0])} holds samples back, so its draws decide which samples a step has")
+        if buffers:
+            raise ValueError(f"{call_of(buffers[0])} holds samples back, so its draws decide which samples a step has")
         if (uneven := first_uneven_stage(upstream(pipeline))) is not None:
             warn_user(
                 f"If {call_of(uneven)} drops samples, the next samples of its worker come at an earlier step than is "
@@ -96,13 +100,13 @@ class RunSteps:
         adopt([saved], self._pipeline, descriptions(pipeline), saved.ranks)
         source = self._source
         self._ranks = saved.ranks
-        phases = [replace(each, batch=self._ranks) if each.batch == 1 else each for each in source.plan.phases]
-        self._plan, self._rest, epoch = source.plan_of(phases), _rest_in(saved), max(saved.epoch, 0)
-        begins = self._rest.start - len(self._rest.missing)
+        check_steps([saved, *others], source.plan)
+        self._plan, self._rest, epoch = source.plan_on(self._ranks), _rest_in(saved), max(saved.epoch, 0)
+        phases, begins = self._plan.phases, self._rest.start - len(self._rest.missing)
         if self._rest != WHOLE_EPOCH and (epoch, begins) != (phases[-1].epoch, phases[-1].start):  # it was resharded
             step = self._plan.step_at(epoch, begins)
             self._plan = source.plan_of([*phases, replace(phases[-1], epoch=epoch, start=begins, step=step)])
-        self._order: tuple[int, Any] = -1, None
+        self._order: tuple[Any, Any] = None, None
 
     def samples(self, step: int, *, keys: bool = True) -> list[StepSample]:
         """Return the samples of a step, in the order of the ranks.
@@ -159,9 +163,9 @@ class RunSteps:
         """
         self._check_order()
         epoch, position = place_of([self.saved], self._source)[:2]
-        self._order_of(epoch)
+        self._order_of(epoch, self._plan)
         seed = None if self._source.order == "sequential" else self._source.place[0]
-        return self._plan.step_at(epoch, position), self._source.plan.seen(seed, epoch, position)
+        return self._plan.step_at(epoch, position), self._plan.seen(seed, epoch, position)
 
     def replay(self, step: int) -> Iterator[tuple[int, Any]]:
         """Yield the items that the pipeline makes of the samples of a step, each with the rank that received it.
@@ -179,7 +183,7 @@ class RunSteps:
         worker = batch % workers
         pipe, source = _copy(self._pipeline)
         source.exclude(dataset.exclusions)
-        source.plan = source.plan_of([each for each in source.plan.phases if each.step <= step])
+        source.plan = self._plan.at(step)
         done = batch // workers * size // self._ranks
         state = WorkerState.of([{"passed": done, "rest": rest.state_dict()}])
         for rank, positions in enumerate(parts):
@@ -187,7 +191,9 @@ class RunSteps:
             split_by_worker(split_by_rank(pipe, identity), WorkerIdentity(workers, worker), identity)
             seeds = seeds.spawn(rank) if self._ranks > 1 else seeds
             seeds = seeds.spawn(worker) if self.saved.workers else seeds
-            run = EpochRun(pipe, EpochStart(seeds, state, place=PlaceInRun(self.saved.first, epoch)))
+            run = EpochRun(
+                pipe, EpochStart(seeds, state, place=PlaceInRun(self.saved.first, epoch, received=source.plan.received))
+            )
             for item in run.items if len(positions) else ():
                 yield rank, item
                 if source.snapshot()["passed"] >= done + len(positions):
@@ -200,7 +206,7 @@ class RunSteps:
     def _batch(self, step: int) -> tuple[IndexedShards, LaneOrder, list[Numbers]]:
         """Return the dataset at a step with its exclusions, the order of the epoch, and each rank's positions."""
         epoch, batch, rest, size = self._locate(step)
-        order = self._order_of(epoch)
+        order = self._order_of(epoch, self._plan.at(step))
         parts = self._source.find_batch(batch, self._ranks, rest, size)
         last = max(int(part.max(initial=0)) for part in parts)
         exclusions = self._source.exclusions.at(self.saved.phases, epoch, last)
@@ -217,12 +223,33 @@ class RunSteps:
                 rest = self._rest
         return epoch, batch, rest, phase.batch
 
-    def _order_of(self, epoch: int) -> Any:
-        """Return the order of an epoch; the last one is kept."""
-        if self._order[0] != epoch:
-            seed_stages(self._pipeline, SeedGenerator(self._seed_of(epoch)), PlaceInRun(self.saved.first, epoch))
-            self._order = epoch, self._source.order_of_epoch()
+    def _order_of(self, epoch: int, plan: PhasePlan) -> Any:
+        """Return the order of an epoch according to the plan at that time; the last one is kept."""
+        if self._order[0] != (known := (epoch, plan.phases, plan.received)):
+            self._source.plan = plan
+            place = PlaceInRun(self.saved.first, epoch, received=plan.received)
+            seed_stages(self._pipeline, SeedGenerator(self._seed_of(epoch)), place)
+            self._order = known, self._source.order_of_epoch()
         return self._order[1]
+
+
+def check_steps(saved: Sequence[Checkpoint], plan: PhasePlan) -> None:
+    """Check that the states of some ranks determine the steps of a run.
+
+    Raises:
+        StateError: the loops of the ranks have left their epochs at different steps; or epochs were repeated in a run
+            that was amended.
+    """
+    if any(ReceivedEpochs.of(each.received) != ReceivedEpochs.of(saved[0].received) for each in saved):
+        raise StateError(
+            "The loops of the ranks have left their epochs at different steps, so there are no steps of the whole run"
+        )
+    changes = sum("start" in each or "excluded" in each for each in saved[0].phases)
+    if changes > 1 and not plan.received.rises:
+        raise StateError(
+            "set_epoch() has repeated epochs of this run, whose data, batches or exclusions have changed. The steps of "
+            "such a run are unknown"
+        )
 
 
 @checks_calls

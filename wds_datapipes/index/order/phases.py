@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from wds_datapipes.arguments import check_integer
+from wds_datapipes.errors import StateError
 from wds_datapipes.index.order.draw_pattern import DrawPattern, integer_weights
 from wds_datapipes.index.order.permutation import Numbers
+from wds_datapipes.received_epochs import NONE_RECEIVED, ReceivedEpochs
 from wds_datapipes.seeds import derived_seed
 
 Weights: TypeAlias = "Mapping[str, float] | Sequence[Sequence[Any]]"
@@ -97,6 +100,26 @@ class Draws(NamedTuple):
         return datasets, draws + self.earlier[datasets, lanes]
 
 
+class Stretch(NamedTuple):
+    """Consecutive epochs with the same number of steps.
+
+    Attributes:
+        step: the first step.
+        epoch: the first epoch.
+        epochs: the number of epochs; None if the others follow.
+        steps: the number of steps that the loop received in each of them; -1 if it is unknown.
+        known: the number of those whose samples are known.
+        is_whole: whether the loop received the whole epochs.
+    """
+
+    step: int
+    epoch: int
+    epochs: int | None
+    steps: int
+    known: int
+    is_whole: bool = True
+
+
 class PhasePlan:
     """The phases of a run and the arithmetic of its steps and draws.
 
@@ -108,6 +131,7 @@ class PhasePlan:
         phases: the phases in order; the first begins with the run.
         lanes: the number of lanes.
         drops: whether an epoch consists of whole batches only.
+        received: the epochs that the loop has received. Their steps count; the draws of an epoch do not depend on them.
 
     Examples:
         >>> points = [(0, {"a": 1, "b": 1}), (3, {"a": 1, "b": 3})]
@@ -116,8 +140,10 @@ class PhasePlan:
         ((1, 2), 7)
     """
 
-    def __init__(self, phases: Sequence[Phase], lanes: int = 1, *, drops: bool = True) -> None:
-        self.phases, self.lanes, self._drops = tuple(phases), lanes, drops
+    def __init__(
+        self, phases: Sequence[Phase], lanes: int = 1, *, drops: bool = True, received: ReceivedEpochs = NONE_RECEIVED
+    ) -> None:
+        self.phases, self.lanes, self.received, self._drops = tuple(phases), lanes, received, drops
 
     def phase_of(self, epoch: int) -> Phase:
         """Return the phase in which an epoch begins."""
@@ -137,28 +163,81 @@ class PhasePlan:
         return phase.count - max(phase.count - start, 0) % last.batch if self._drops else phase.count
 
     def locate(self, step: int) -> tuple[Phase, int, int]:
-        """Return the phase of a step, its epoch, and the number of its batch in the epoch or in its rest."""
-        phase = [each for each in self.phases if each.step <= step][-1]
-        return phase, *self._locate(phase, step)
+        """Return the phase of a step, its epoch, and the number of its batch in the epoch or in its rest.
 
-    def _locate(self, phase: Phase, step: int) -> tuple[int, int]:
-        number = step - phase.step
-        if number < (first := self._steps(phase)):
-            return phase.epoch, number
-        epochs, number = divmod(number - first, -(-self._end(phase) // phase.batch))
-        return phase.epoch + 1 + epochs, number
-
-    def _steps(self, phase: Phase) -> int:
-        """Return the number of steps of the epoch in which a phase begins, from there on."""
-        return -(-max(self.end_of(phase.epoch) - phase.start, 0) // phase.batch)
+        Raises:
+            StateError: the samples of the step are unknown.
+        """
+        if unknown := [each for each in self._stretches if each.steps < 0 and each.step <= step]:
+            raise unknown_step_error(step, unknown[0].epoch)
+        found = [each for each in self._stretches if each.step <= step and each.steps][-1]
+        epochs, number = divmod(step - found.step, found.steps)
+        epoch = found.epoch + epochs
+        if number >= found.known:
+            raise unknown_step_error(step, epoch)
+        for start, end, phase in self.segments(epoch):
+            steps = -(-(end - start) // phase.batch)
+            if number < steps:
+                break
+            number -= steps
+        return phase, epoch, number
 
     def step_at(self, epoch: int, position: int) -> int:
-        """Return the step that begins at a position of an epoch in the last phase."""
-        phase = self.phases[-1]
-        if epoch == phase.epoch:
-            return phase.step - (phase.start - position) // phase.batch
-        whole = -(-self._end(phase) // phase.batch)
-        return phase.step + self._steps(phase) + (epoch - phase.epoch - 1) * whole - -position // phase.batch
+        """Return the step that begins at a position of an epoch, or after the batch that the position divides.
+
+        Raises:
+            StateError: the loop left an earlier epoch after an unknown number of steps.
+        """
+        found = [each for each in self._stretches if each.epoch <= epoch < each.epoch + (each.epochs or epoch + 1)][-1]
+        if unknown := [each for each in self._stretches[: self._stretches.index(found)] if each.steps < 0]:
+            raise unknown_step_error(unknown[0].step, unknown[0].epoch)
+        return found.step + (epoch - found.epoch) * found.steps + self.steps_before(epoch, position)
+
+    def at(self, step: int) -> PhasePlan:
+        """Return the plan when a step was made: later phases had not begun, and the loop had not left its epoch yet.
+
+        Raises:
+            StateError: the samples of the step are unknown.
+        """
+        _, epoch, _ = self.locate(step)
+        rows = list[tuple[int, ...]]()
+        for each in self._stretches:
+            left = () if each.is_whole else (each.steps, each.known)
+            if step < each.step + each.steps * (each.epochs or step + 1):
+                rows += [(each.epoch, epoch - each.epoch, *left)] if epoch > each.epoch else []
+                break
+            rows.append((each.epoch, each.epochs or 0, *left))
+        phases = [each for each in self.phases if each.step <= step]
+        received = ReceivedEpochs((*rows, (epoch, 1)))
+        return PhasePlan(phases, self.lanes, drops=self._drops, received=received)
+
+    def steps_before(self, epoch: int, position: int) -> int:
+        """Return the number of steps of an epoch before a position; one that it divides counts as well."""
+        return sum(-(-max(min(position, end) - start, 0) // phase.batch) for start, end, phase in self.segments(epoch))
+
+    def segments(self, epoch: int) -> Iterator[tuple[int, int, Phase]]:
+        """Yield the first position of each phase of an epoch, the one after its last, and the phase."""
+        phases, end = [self.phase_of(epoch), *self.phases_within(epoch)], self.end_of(epoch)
+        starts = [0, *(min(each.start, end) for each in phases[1:])]
+        return zip(starts, [*starts[1:], end], phases, strict=True)
+
+    @cached_property
+    def _stretches(self) -> list[Stretch]:
+        """The epochs of the run, from the first step on."""
+        found, step = list[Stretch](), 0
+        changes = sorted({epoch for phase in self.phases for epoch in (phase.epoch, phase.epoch + 1)})
+        for first, epochs, left in self.received.stretches():
+            last = None if epochs is None else first + epochs
+            inner = [each for each in changes if first < each and (last is None or each < last)]
+            for epoch, end in zip([first, *inner], [*inner, last], strict=True):
+                whole = self.steps_before(epoch, self.end_of(epoch))
+                steps, known = (whole, whole) if left is None else left
+                count = None if end is None else end - epoch
+                found.append(Stretch(step, epoch, count, steps, known, left is None))
+                if steps < 0:
+                    return [*found, Stretch(step, epoch + 1, None, -1, 0)]
+                step += (count or 0) * steps
+        return found
 
     def drawn(self, epoch: int) -> Numbers:
         """Return the number of draws from each lane before an epoch."""
@@ -177,17 +256,51 @@ class PhasePlan:
             epoch: the epoch.
             position: the position in it.
         """
-        ends = self.drawn(epoch) + position // self.lanes
         names, draws, passes = self.draws(seed)
-        if not names:
-            samples = int(ends.sum()) + position % self.lanes
-            return {"": (samples, epoch + position / self.phase_of(epoch).count)}
-        counts = [each for each in draws if (each.begins <= ends).all()][-1].count_to(ends).sum(axis=1).tolist()
-        found = {}
-        for name, count, known in zip(names, counts, passes, strict=True):
-            last = [each for each in known if each.draws.sum() <= count][-1]
-            found[name] = count, last.number + (count - int(last.draws.sum())) / max(last.samples, 1)
+        found = dict.fromkeys(names or [""], (0, 0.0))
+        for first, last, end in self._received_until(epoch, position):
+            begins, ends = self.drawn(first), self.drawn(last) + end // self.lanes
+            if not names:
+                samples = int((ends - begins).sum()) + end % self.lanes
+                found[""] = found[""][0] + samples, found[""][1] + last - first + end / self.phase_of(last).count
+                continue
+            before, after = (
+                [each for each in draws if (each.begins <= some).all()][-1].count_to(some).sum(axis=1).tolist()
+                for some in (begins, ends)
+            )
+            for name, old, new, known in zip(names, before, after, passes, strict=True):
+                samples, passed = found[name]
+                found[name] = samples + new - old, passed + _passed(known, new) - _passed(known, old)
         return found
+
+    def _received_until(self, epoch: int, position: int) -> Iterator[tuple[int, int, int]]:
+        """Yield the parts of the run that the loop has received until a position of the epoch that it began last.
+
+        Yields:
+            The epoch that a part begins with, and the epoch and the position in it where it ends.
+
+        Raises:
+            StateError: the samples of a step are unknown.
+        """
+        for each in self._stretches:
+            if each.steps != each.known:
+                raise unknown_step_error(each.step, each.epoch)
+            if each.epochs is None:
+                yield each.epoch, epoch, position
+            elif each.is_whole:
+                yield each.epoch, each.epoch + each.epochs, 0
+            else:
+                for number in range(each.epoch, each.epoch + each.epochs):
+                    yield number, number, self._position(number, each.steps)
+
+    def _position(self, epoch: int, steps: int) -> int:
+        """Return the position of an epoch after some of its steps."""
+        for start, end, phase in self.segments(epoch):
+            position = min(start + steps * phase.batch, end)
+            steps -= -(-(end - start) // phase.batch)
+            if steps <= 0:
+                break
+        return position
 
     def draws(self, seed: int | None) -> tuple[list[str], list[Draws], list[list[Pass]]]:
         """Return the names of the datasets, the draws of all phases, and the passes of each dataset.
@@ -205,8 +318,10 @@ class PhasePlan:
         ends = [*(phase.step for phase in self.phases[1:]), None]
         for phase, end in zip(self.phases, ends, strict=True):
             for number, (step, weights) in enumerate(_weights_between(phase, end)):
-                epoch, batch = self._locate(phase, step)
-                first = batch * phase.batch + (phase.start if epoch == phase.epoch else 0)
+                epoch, first = phase.epoch, phase.start
+                if number:
+                    _, epoch, batch = self.locate(step)
+                    first = batch * phase.batch + (phase.start if epoch == phase.epoch else 0)
                 begins = min(-(-first // self.lanes), self.end_of(epoch) // self.lanes) + self.drawn(epoch)
                 count = found[-1].count_to(begins) if found else count
                 if not number:
@@ -215,6 +330,21 @@ class PhasePlan:
                 pattern = DrawPattern(tuple(weights.get(name, 0) for name in names), key)
                 found.append(Draws(begins, pattern, lanes * (phase.batch // self.lanes), count))
         return names, found, passes
+
+
+def _passed(passes: Sequence[Pass], count: int) -> float:
+    """Return the number of passes over a dataset that some draws make."""
+    last = [each for each in passes if each.draws.sum() <= count][-1]
+    return last.number + (count - int(last.draws.sum())) / max(last.samples, 1)
+
+
+def unknown_step_error(step: int, epoch: int) -> StateError:
+    """Return the error for a step in, or after, an epoch that the loop left at an unknown place."""
+    return StateError(
+        f"The samples of step {step:,} are unknown: the loop left epoch {epoch:,} within a global batch, or after a "
+        "number of steps that its loader did not report. Loop over data.tracked(loader), DataLoader2 with "
+        "ShardReadingService, or StatefulDataLoader with snapshot_every_n_steps=1"
+    )
 
 
 def _grow(passes: list[list[Pass]], names: Sequence[str], phase: Phase, count: Numbers) -> None:

@@ -71,7 +71,7 @@ def _compare(
 ) -> Sequence[Checkpoint]:
     first = next(each for each in loaded if each.stages)
     if (source := run_source(pipe)) is not None:
-        source.load_phases(first.phases, first.first, max(first.epoch, 0))
+        source.load_phases(first.phases, first.first, max(first.epoch, 0), first.received)
     known, own = [*first.stages], [*stages]
     if ranks != first.ranks:  # the sizes of batches may differ
         known, own = ([OF_RANK.sub("", each) for each in some] for some in (known, own))
@@ -115,7 +115,7 @@ def _amended(
     record = {"epoch": epoch} if source is None else source.begin_phase(first.phases, epoch, position)
     phases = [*first.phases, {**record, **({"changes": changes} if changes else {})}]
     if source is not None:
-        source.load_phases(phases, first.first, epoch)
+        source.load_phases(phases, first.first, epoch, first.received)
     loaded = [replace(each, stages=[*stages], phases=phases) for each in loaded]
     if rest is None or "start" not in record:
         return loaded

@@ -110,6 +110,7 @@ class Checkpoint:
             one.
         phases: the history of the run: records of its phases, see `wds_datapipes.index.order.phase_records`, and of the
             samples that it excludes, see `Exclusions.extend`.
+        received: the epochs that the loop has received, see `ReceivedEpochs`; empty if the pipeline counts no steps.
     """
 
     stages: list[str]
@@ -128,6 +129,7 @@ class Checkpoint:
     is_drained: bool = False
     replay: Mapping[str, int] | None = None
     phases: list[dict[str, Any]] = field(default_factory=list)
+    received: Sequence[Sequence[int]] = ()
 
     @property
     def identity(self) -> tuple[int | None, int, int]:

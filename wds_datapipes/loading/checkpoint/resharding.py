@@ -21,6 +21,7 @@ from wds_datapipes.pipes.state.pipeline_state import (
     reshard_states,
 )
 from wds_datapipes.pipes.state.replay import is_replayed
+from wds_datapipes.received_epochs import received_by_all
 from wds_datapipes.shards.packed_rows import OUTLINE
 from wds_datapipes.shards.position import Resharding
 
@@ -192,7 +193,8 @@ def state_of_rank(saved: Sequence[Checkpoint], pipe: Any, identity: Identity) ->
     parts = [part.renewed() for part in found.parts]
     if not any(part.stages for part in parts):
         rank, ranks, workers = identity
-        return replace(found, parts=[], rank=rank, ranks=ranks, workers=workers)
+        received = found.received if found.identity == identity else received_by_all([each.received for each in saved])
+        return replace(found, parts=[], rank=rank, ranks=ranks, workers=workers, received=received)
     if found.identity != identity:
         raise StateError(
             "With with_epoch, the next epoch continues the stream of each worker, so the state is invalid with a "
@@ -224,7 +226,8 @@ def _reshard(saved: Sequence[Checkpoint], pipe: Any, identity: Identity, waiting
     rest = Resharding(own, waiting, instances, range(rank, instances, ranks))
     resumed = [*map(WorkerState.of, reshard_states(pipe, rest))]
     running = next(checkpoint for checkpoint in saved if not checkpoint.is_over)
-    return replace(running, rank=rank, ranks=ranks, workers=workers, turn=0, parts=resumed)
+    received = received_by_all([each.received for each in saved])
+    return replace(running, rank=rank, ranks=ranks, workers=workers, turn=0, parts=resumed, received=received)
 
 
 def states_of_instances(saved: Sequence[Checkpoint]) -> list[Sequence[Mapping[str, Any] | None] | None]:

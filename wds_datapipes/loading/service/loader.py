@@ -111,11 +111,11 @@ class ShardDataLoader(DataLoader2):  # type: ignore[misc]  # torchdata has no ty
                 service.
         """
         self._check_services()
-        checkpoints = without_ended_epoch(checkpoints_in(state_dict))
-        pipe = self._datapipe_before_reading_service_adapt
+        checkpoints, pipe = checkpoints_in(state_dict), self._datapipe_before_reading_service_adapt
         if pipe is None:
             raise StateError(NO_PIPELINE)
         adopt(checkpoints, pipe, descriptions(pipe), amend=amend)
+        checkpoints = without_ended_epoch(checkpoints, pipe)
         if self._adapted:
             self._restart()
         self._service.load_state_dict(state_of(checkpoints), seeds_too=False, amend=amend)

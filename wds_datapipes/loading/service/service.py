@@ -204,7 +204,8 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
         if self._agreement is not None and not self._items.epoch and self.manager.resumed_from is None and is_seeded:
             self._agreement.compare(fact_of_seed(seed_of(seed_generator)))
         is_known = is_seeded or self.manager.resumed_from is not None
-        resumed_from = self.manager.begin(seed_generator, self._ranks)
+        left = self.manager.left(self._items, self._ranks, self._replayed)
+        resumed_from = self.manager.begin(seed_generator, self._ranks, left)
         self._items.place = self.manager.seeds.place(is_seeded=is_seeded) if is_known else None
         self._items.begin(seed_generator, resumed_from, iter_reset_fn, self._running)
         self._end_datapipe = users_part(self._running)

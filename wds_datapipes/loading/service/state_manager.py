@@ -9,6 +9,7 @@ from typing import Any
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.amendment import adopt, begin_run
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState, checkpoints_in, state_of
+from wds_datapipes.loading.checkpoint.received import counts_steps, steps_received
 from wds_datapipes.loading.checkpoint.resharding import check_ranks, of_all_ranks, state_of_rank
 from wds_datapipes.loading.distributed import Ranks
 from wds_datapipes.loading.epoch import EpochSeeds, is_drawn
@@ -18,6 +19,7 @@ from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.pipes.state.pipeline_state import difference_of_ranks, replay_reason
 from wds_datapipes.pipes.state.replay import ReplayedItems, is_replayed
+from wds_datapipes.received_epochs import UNKNOWN, Left
 
 
 class StateManager:
@@ -51,6 +53,7 @@ class StateManager:
         self._described: list[str] = []
         self._phases: list[dict[str, Any]] = []  # of a new run
         self._alike: Any = None  # the pipeline, if one state is that of all ranks
+        self._counted: Any = None  # the pipeline, if its states record the steps of the loop
         self._loaded: list[Checkpoint] = []
         self._seeds_too, self._amend = False, False
         self._seed: int | None = None
@@ -82,6 +85,7 @@ class StateManager:
         self._described = descriptions(pipe)
         self._phases = begin_run(pipe)
         self._alike = None if difference_of_ranks(pipe) else pipe
+        self._counted = pipe if counts_steps(pipe) else None
 
     def expect(self, seed: int | None) -> None:
         """Record the seed that was set on the loader since the previous epoch began, or ``None``."""
@@ -168,8 +172,13 @@ class StateManager:
                     "own. Load it into a loader with the same stages in the main process"
                 )
 
-    def begin(self, seed_generator: Any, ranks: Ranks | None) -> Checkpoint | None:
+    def begin(self, seed_generator: Any, ranks: Ranks | None, left: Left = None) -> Checkpoint | None:
         """Begin an epoch: seed the loader's generator, and return the checkpoint from which the epoch resumes, if any.
+
+        Args:
+            seed_generator: the seed generator of the loader.
+            ranks: the ranks of the run.
+            left: how the loop has left the previous epoch.
 
         Raises:
             StateError: the selected epoch is not the one in which the state was saved.
@@ -189,7 +198,7 @@ class StateManager:
                 "same n on every rank"
             )
         meet = None if ranks is None else ranks.meet
-        self.seeds.begin(seed_generator, resumed_from, meet=meet, rank=self.given_rank)
+        self.seeds.begin(seed_generator, resumed_from, meet=meet, rank=self.given_rank, left=left)
         if own.ranks > 1:
             seed_generator.spawn(own.rank, inplace=True)
         return resumed_from if resumed_from is not None and resumed_from.parts else None
@@ -214,6 +223,22 @@ class StateManager:
             if self._pipe is not None:  # it may amend the run
                 loaded = adopt(loaded, self._pipe, self._described, amend=self._amend)
             return state_of(loaded)
+        checkpoint = self._checkpoint(source, ranks, replayed)
+        if self._alike is not None and checkpoint.replay is None:
+            checkpoint = of_all_ranks(checkpoint, self._alike)
+        return state_of([checkpoint])
+
+    def left(self, source: LoopItems, ranks: Ranks | None, replayed: ReplayedItems | None) -> Left:
+        """Return how the loop has left its epoch before the next one begins; the arguments are as in `state_dict`."""
+        if self._counted is None or not source.epoch or self._seed is not None:
+            return None
+        try:
+            saved = self._checkpoint(source, ranks, replayed)
+        except StateError:
+            return UNKNOWN
+        return steps_received(saved, self._counted)
+
+    def _checkpoint(self, source: LoopItems | None, ranks: Ranks | None, replayed: ReplayedItems | None) -> Checkpoint:
         identity = self._identity(ranks)
         seeds, is_over = self.seeds, source is None or (source if replayed is None else replayed).is_over
         if is_over and self._seed is not None:  # the next epoch is the first of this seed
@@ -225,9 +250,10 @@ class StateManager:
             parts = [WorkerState()] * max(self._workers, 1)
         else:
             parts = source.states()
-        checkpoint = Checkpoint(
+        received = seeds.received.rows if self._counted is not None else ()
+        return Checkpoint(
             stages=self._described,
-            **{**vars(seeds), "phases": seeds.phases or self._phases},
+            **{**vars(seeds), "phases": seeds.phases or self._phases, "received": received},
             is_over=is_over,
             rank=identity.rank,
             ranks=identity.ranks,
@@ -236,9 +262,6 @@ class StateManager:
             parts=parts,
             replay=replay,
         )
-        if self._alike is not None and replay is None:
-            checkpoint = of_all_ranks(checkpoint, self._alike)
-        return state_of([checkpoint])
 
     def _identity(self, ranks: Ranks | None) -> RankIdentity:
         """Return the identity of this rank, even before the service has started."""

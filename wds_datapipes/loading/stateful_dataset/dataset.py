@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.amendment import adopt, begin_run
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState, checkpoints_in, state_of, state_of_stream
+from wds_datapipes.loading.checkpoint.received import counts_steps, leave, steps_received
 from wds_datapipes.loading.checkpoint.resharding import check_ranks, of_all_ranks
 from wds_datapipes.loading.distributed import Ranks
 from wds_datapipes.loading.epoch import refuse_hidden_stages
@@ -40,6 +42,7 @@ from wds_datapipes.loading.stateful_dataset.tracking import (
 from wds_datapipes.pipes.sharding import advice_for_split, is_read_by_shard
 from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.pipes.state.pipeline_state import difference_of_ranks, refusing_corrupt_states, replay_reason
+from wds_datapipes.received_epochs import ReceivedEpochs
 from wds_datapipes.user_warnings import warn_user
 
 
@@ -101,6 +104,7 @@ class StatefulShards(IterableDataset[Any]):
         self.seed = seed
         self._stages = descriptions(pipe)
         self._phases = begin_run(pipe)
+        self._counts_steps = counts_steps(pipe)
         self._is_alike = not difference_of_ranks(pipe)
         self._shared = SharedEpochs()
         self.epochs = Epochs(pipe, seed, self._shared, self._group, replay_reason(pipe))
@@ -216,7 +220,7 @@ class StatefulShards(IterableDataset[Any]):
         if identity is None:
             check_ranks(loaded, self.epochs.rank, self.epochs.ranks, self.pipe)
         if info is None:
-            loaded = without_ended_epoch(loaded)
+            loaded = without_ended_epoch(loaded, self.pipe)
         if not all(checkpoint.is_over for checkpoint in loaded):  # then it counts as over on no rank
             loaded = [replace(checkpoint, is_over=False) for checkpoint in loaded]
         self._resume_from(loaded)
@@ -238,7 +242,8 @@ class StatefulShards(IterableDataset[Any]):
 
         A new loop does so anyway, but the state shows it only after the first item. Call this between two loops.
         """
-        self._resume_from([checkpoint.ended() for checkpoint in self._checkpoints()])
+        found = self._checkpoints()
+        self._resume_from([replace(each.ended(), received=leave(each, self.pipe).rows) for each in found])
 
     def __len__(self) -> int:
         """Return the number of items of an epoch on this rank, as set by ``with_epoch(n)`` or ``with_length(n)``.
@@ -259,6 +264,8 @@ class StatefulShards(IterableDataset[Any]):
         if self._has_other_ranks and is_read_by_shard():
             raise RuntimeError(SPLIT_TWICE)
         info = get_worker_info()
+        if info is None and self.epochs.has_begun:
+            self._leave_epoch(self._checkpoints)
         if info is None or info.id == 0:
             self._check_split(1 if info is None else info.num_workers)
         return iter(self.epochs)
@@ -299,8 +306,8 @@ class StatefulShards(IterableDataset[Any]):
         tracked = self._tracked
         if tracked is not None and tracked.row == self._shared.read(tracked.process):
             parts = tracked.states()
-            facts = {"is_over": tracked.is_over, "workers": len(parts), "turn": tracked.turn}
-            return [self._saved(tracked.row, **facts, parts=parts)]
+            facts: dict[str, Any] = {"is_over": tracked.is_over, "workers": len(parts), "turn": tracked.turn}
+            return [self._saved(tracked.row, **facts, parts=parts, received=tracked.received)]
         if self._shared.loop.has_workers:
             raise StateError(
                 "The positions of the worker processes are unknown. Loop over data.tracked(loader), call "
@@ -309,9 +316,34 @@ class StatefulShards(IterableDataset[Any]):
         facts = {"is_over": self.epochs.is_over, "is_drained": self.epochs.is_drained}
         return [self._saved(row, **facts, parts=[self.epochs.part])]
 
-    def _saved(self, row: WorkerRow, **facts: Any) -> Checkpoint:
+    def begin_loop(self, last: Any) -> None:
+        """Prepare for a loop over a ``StatefulDataLoader``, and record how the last loop has left its workers.
+
+        Args:
+            last: the iterator of the last loop; None if there was none, or no workers.
+        """
+        if last is not None and not self.epochs.is_tracked:
+            self._leave_epoch(lambda: checkpoints_in(last.state_dict()))
+
+    def _leave_epoch(self, find: Callable[[], Sequence[Checkpoint]]) -> None:
+        """Record how the loop has left its epoch, before the next one begins.
+
+        Args:
+            find: returns the position of the loop.
+        """
+        row = self._shared.read(0)
+        if not self._counts_steps or not row.begun or row.loaded:
+            return
+        with suppress(StateError):
+            saved = find()[0]
+            left = steps_received(saved, self.pipe)
+            self.epochs.received, self.epochs.known = ReceivedEpochs.of(saved.received).leave(left), row.begun
+            self._shared.leave(left, row.begun)
+
+    def _saved(self, row: WorkerRow, *, received: ReceivedEpochs | None = None, **facts: Any) -> Checkpoint:
         """Return the position of the loop in the epoch of a row; before the first epoch, it is the end of epoch -1."""
         begun, epochs = row.epoch > 0, self.epochs
+        received = epochs.received if received is None else received
         saved = Checkpoint(
             stages=self._stages,
             seed=row.seed if begun else self.seed,
@@ -322,6 +354,7 @@ class StatefulShards(IterableDataset[Any]):
             rank=epochs.rank,
             ranks=epochs.ranks,
             phases=self._phases,
+            received=received.rows if self._counts_steps else (),
             **facts,
         )
         return of_all_ranks(saved, self.pipe) if self._is_alike else saved
@@ -349,10 +382,13 @@ class StatefulShards(IterableDataset[Any]):
         """Return an object that tracks the next epoch of a loader."""
         epochs, last, row = self.epochs, self._tracked, self._shared.read(0)
         turn, parts = 0, [WorkerState()] * loader.num_workers
+        self._leave_epoch(self._checkpoints)
+        received, is_resumed = epochs.received_before(row), False
         epochs.before = None
         if row.loaded:
             resumed_from = epochs.placed(loader.num_workers)
             epochs.loaded = [resumed_from]  # so that workers need not reshard it again
+            received, is_resumed = ReceivedEpochs.of(resumed_from.received), not resumed_from.is_over
             turn, parts = 0 if resumed_from.is_over else resumed_from.turn, [*resumed_from.parts] or parts
         elif epochs.spans_epochs:
             epochs.check_workers(row, loader.num_workers, is_tracked=True)
@@ -360,7 +396,7 @@ class StatefulShards(IterableDataset[Any]):
             found = last.states()
             epochs.before = self._saved(last.row or row, workers=len(found), parts=found)
             parts = [part.renewed() for part in found]
-        return TrackedEpoch(parts, turn)
+        return TrackedEpoch(parts, turn, received, is_resumed=is_resumed)
 
 
 def _group_of(distributed: Distributed) -> DataParallelGroup:

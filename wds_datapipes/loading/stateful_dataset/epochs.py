@@ -23,6 +23,7 @@ from wds_datapipes.loading.splitting import (
 from wds_datapipes.loading.stateful_dataset.tracking import END, RecordedBatch, SharedEpochs, WorkerRow
 from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.state.pipeline_state import save_state
+from wds_datapipes.received_epochs import UNKNOWN, ReceivedEpochs
 from wds_datapipes.seeds import SeedGenerator
 
 
@@ -45,6 +46,9 @@ class Epochs:
         spans_epochs: whether an epoch continues where the previous one ended.
         before: the position at which the previous epoch ended, for the processes that begin the next one.
         is_tracked: whether these processes belong to a tracked loop.
+        received: the epochs that the loop has received.
+        known: how many of the epochs that have begun they include.
+        has_begun: whether the latest iteration in this process has begun its epoch.
     """
 
     def __init__(
@@ -59,6 +63,8 @@ class Epochs:
         self.spans_epochs = PipelineGraph(pipe).spans_epochs
         self.before: Checkpoint | None = None
         self.is_tracked = False
+        self.received = ReceivedEpochs()
+        self.known = 0
         self._pipe = pipe
         self._replay_reason = replay_reason
         self._run: EpochRun | None = None
@@ -67,7 +73,7 @@ class Epochs:
         self._loads = 0
         # The state of the current epoch.
         self._epoch_seed = seed
-        self._has_begun = False
+        self.has_begun = False
         self._base = WorkerState()
         self._has_items = False
         self._records = False
@@ -116,11 +122,12 @@ class Epochs:
         return recorded._replace(is_empty=not batch)
 
     def __iter__(self) -> Iterator[Any]:
-        self._has_begun, self.is_over, self._base, self._has_items = False, True, WorkerState(), False
+        info = get_worker_info()
+        self.has_begun, self.is_over, self._base, self._has_items = False, True, WorkerState(), False
         self.is_drained = False
         self._snapshots = None
         refusal = None
-        if get_worker_info() is not None:
+        if info is not None:
             # Not with the first item: even a loop that stops immediately has started its epoch in all workers.
             self._shared.set(has_workers=True)
             try:
@@ -146,6 +153,7 @@ class Epochs:
         seeds = EpochSeeds(wanted=self._shared.chosen(row.begun))
         if row.epoch:
             seeds.epoch, seeds.first, seeds.next = row.epoch - 1, row.first, row.next
+        seeds.received = self.received_before(row)
         resumed_from = None
         if row.loaded:
             if row.loaded != self._loads or not self.loaded:
@@ -154,6 +162,7 @@ class Epochs:
                     "Load the state before the first epoch, or create a new loader"
                 )
             resumed_from = self.placed(workers)
+            seeds.received = ReceivedEpochs.of(resumed_from.received)
             if own == 0:
                 resumed_from.log_replay(self._replay_reason)
         generator = SeedGenerator(self._seed if seeds.next is None else seeds.next)
@@ -173,6 +182,7 @@ class Epochs:
             self.number, self._base = resumed_from.part_of(own)
         elif resumed_from is None and info is not None and self.before is not None and not self._has_begun_any:
             self._base = self.before.parts[own].renewed()
+        self.received, self.known = seeds.received, row.begun + 1
         self._epoch_seed, self.loaded, self._has_begun_any = seeds.seed, [], info is not None
         self._place = seeds.place()
         seeds.end(generator)
@@ -180,13 +190,13 @@ class Epochs:
         if info is None:
             self._shared.set(has_workers=False)
         self._shared.write(row, None if info is None else own)
-        self._has_begun, self.is_over = True, False
+        self.has_begun, self.is_over = True, False
         self._has_recorded_end = False
 
     def _iterated(self, refusal: str | None) -> Iterator[Any]:
         if refusal is not None:
             raise StateError(refusal)
-        if not self._has_begun:
+        if not self.has_begun:
             self._begin()
         worker, identity = WorkerIdentity(own_worker().num_workers, self.number), RankIdentity(self.ranks, self.rank)
         pipe = split_by_worker(self.part_of_rank(), worker, identity)
@@ -210,6 +220,16 @@ class Epochs:
         if not self._is_split:
             return self._pipe
         return split_by_rank(self._pipe, RankIdentity(self.ranks, self.rank))
+
+    def received_before(self, row: WorkerRow) -> ReceivedEpochs:
+        """Return the epochs that the loop has received before it begins another one.
+
+        Args:
+            row: the facts of the previous epoch.
+        """
+        if self.known != row.begun:  # other processes have read epochs, which were not reported to this one
+            return self.received.begin(row.epoch - 1).leave(UNKNOWN)
+        return self.received.leave(self._shared.left(row.begun)) if row.begun else self.received
 
     def check_workers(self, row: WorkerRow, workers: int, *, is_tracked: bool) -> None:
         """Check that each worker knows where the previous epoch ended.

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from wds_datapipes.loading.checkpoint.format import WorkerState
 from wds_datapipes.loading.progress import LoopPosition
+from wds_datapipes.received_epochs import UNKNOWN, Left, ReceivedEpochs
 
 #: A worker yields this after its last item if the next epoch continues the stream, to carry its final position.
 END: Final = object()
@@ -78,9 +79,11 @@ class TrackedEpoch:
     Args:
         bases: the position at which each worker began.
         turn: the worker that yields the first batch.
+        received: the epochs that the loop has received before.
+        is_resumed: whether this is the last one of them, which resumes.
     """
 
-    def __init__(self, bases: Sequence[WorkerState], turn: int) -> None:
+    def __init__(self, bases: Sequence[WorkerState], turn: int, received: ReceivedEpochs, *, is_resumed: bool) -> None:
         #: Whether each process has the same number as its worker.
         self.is_in_order = turn == 0
         self.turn = turn
@@ -89,6 +92,7 @@ class TrackedEpoch:
         self.row: WorkerRow | None = None
         self.process = 0
         self._positions = [LoopPosition(base) for base in bases]
+        self._before, self._is_resumed = received, is_resumed
 
     def note(self, recorded: RecordedBatch, row: WorkerRow) -> None:
         """Record a batch that the loop receives, or the end of a worker's epoch."""
@@ -105,6 +109,11 @@ class TrackedEpoch:
         self.is_over = True
         if self.row is None:  # there was no batch
             self.row = row
+
+    @property
+    def received(self) -> ReceivedEpochs:
+        """The epochs that the loop has received, with this one once it has begun."""
+        return self._before if self._is_resumed or self.row is None else self._before.begin(self.row.epoch - 1)
 
     def states(self) -> list[WorkerState]:
         """Return the position of each worker after the batches received by the loop."""
@@ -146,12 +155,18 @@ class LoopRow(NamedTuple):
         is_tracked: whether workers add their position to each batch.
         wanted: the number selected for an epoch, plus 1; 0 if none is selected.
         begun: the number of epochs that began before that one.
+        left: the number of epochs that began before the loop left the last one of them.
+        steps: the number of steps that it received of that epoch, plus 2; 0 if it received all.
+        known: the number of those whose samples are known.
     """
 
     has_workers: int = 0
     is_tracked: int = 0
     wanted: int = 0
     begun: int = 0
+    left: int = 0
+    steps: int = 0
+    known: int = 0
 
 
 class SharedEpochs:
@@ -177,6 +192,18 @@ class SharedEpochs:
     def has_other_workers(self, workers: int) -> bool:
         """Whether the number of workers has changed, in which case not all of them know the next epoch."""
         return any(self.read(number).workers not in (0, workers) for number in range(workers))
+
+    def leave(self, left: Left, begun: int) -> None:
+        """Record how the loop has left the last of the epochs that have begun."""
+        steps, known = (-2, 0) if left is None else left
+        self.set(left=begun, steps=steps + 2, known=known)
+
+    def left(self, begun: int) -> Left:
+        """Return how the loop has left the last of the epochs that have begun."""
+        loop = self.loop
+        if loop.left != begun:
+            return UNKNOWN
+        return (loop.steps - 2, loop.known) if loop.steps else None
 
     def choose(self, epoch: int | None, begun: int | None = None) -> None:
         """Select the number of an epoch.

@@ -216,11 +216,22 @@ def unknown_position() -> None:
 
     It saves only the state of the last stage, or counts batches to skip, even though the order of the epoch changes.
     With the patch, saving such a state issues a warning, and loading it raises a ``StateError``; both recommend
-    `StatefulShards`. Loading the state of a `StatefulShards` on another rank raises a ``StateError``, too.
+    `StatefulShards`. Loading the state of a `StatefulShards` on another rank raises a ``StateError``, too. With the
+    patch, states also record how many steps a loop has received of an epoch that it left early.
     """
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     state_dict, load_state_dict = StatefulDataLoader.state_dict, StatefulDataLoader.load_state_dict
+    begin = StatefulDataLoader.__iter__
+
+    @functools.wraps(begin)
+    def leave_and_begin(self: Any) -> Any:
+        from wds_datapipes.loading.stateful_dataset.dataset import StatefulShards
+
+        if isinstance(self.dataset, StatefulShards):
+            has_begun = self._iterator is not None and not self._initial_iter_for_state_dict
+            self.dataset.begin_loop(self._iterator if has_begun and self.num_workers else None)
+        return begin(self)
 
     @functools.wraps(state_dict)
     def save_and_check(self: Any) -> dict[str, Any]:
@@ -240,6 +251,7 @@ def unknown_position() -> None:
         if not load_ended_epoch(self.dataset, state_dict):
             load_state_dict(self, state_dict)
 
+    setattr(StatefulDataLoader, "__iter__", leave_and_begin)
     setattr(StatefulDataLoader, "state_dict", save_and_check)
     setattr(StatefulDataLoader, "load_state_dict", check_and_load)
 

@@ -23,7 +23,7 @@ from wds_datapipes.pipes.sharding import (
 )
 from wds_datapipes.pipes.stage import CountingStage, EngineStage, SnapshotStage, position_reader_of, register_stage
 from wds_datapipes.pipes.state.nested_sources import NestedPasses
-from wds_datapipes.pipes.state.seeding import SeededStage
+from wds_datapipes.pipes.state.seeding import PlaceOfStage, SeededStage
 from wds_datapipes.samples.epochs import Stream
 from wds_datapipes.samples.sample_log import LogTarget, log_samples
 from wds_datapipes.samples.sampling import non_empty, parse_slice, rsample, slice_samples
@@ -166,7 +166,7 @@ class SampleLogger(CountingStage[Any]):
     """
 
     function = staticmethod(log_samples)
-    place_in_run: tuple[int, int, int] | None = None
+    place_in_run: PlaceOfStage | None = None
 
     def __init__(
         self,
@@ -200,7 +200,7 @@ class SampleLogger(CountingStage[Any]):
                     "log_samples(positions=) needs samples from shards, and StatefulShards or a ShardReadingService "
                     "that counts epochs. Put it after .mix_samples() and .with_epoch(), which restart their sources"
                 )
-            path = path / f"{place[2]:016x}" / f"{place[1]:06}-{rank}of{ranks}-{worker}of{workers}.positions"
+            path = path / f"{place.first:016x}" / f"{place.epoch:06}-{rank}of{ranks}-{worker}of{workers}.positions"
         return {**options, "rank": rank, "worker": worker, "positions": path}
 
 

@@ -33,7 +33,8 @@ from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.pipes.declarations import Groups
 from wds_datapipes.pipes.sharding import SplittingStage, rank_and_worker_of, warn_of_copies
 from wds_datapipes.pipes.stage import SnapshotStage
-from wds_datapipes.pipes.state.seeding import SeededStage
+from wds_datapipes.pipes.state.seeding import PlaceOfStage, SeededStage
+from wds_datapipes.received_epochs import Left, ReceivedEpochs, Rows
 from wds_datapipes.samples.fields import PADDING_MARK
 from wds_datapipes.shards.held_samples import NONE_AWAITED, Awaited
 from wds_datapipes.shards.position import Resharding, SamplePosition
@@ -229,7 +230,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         self._own_phase = Phase(count, global_batch_size or 1, facts, points if is_mixed else None)
         #: The phases of the run, the seed of its first epoch, and the seed of its order together with the number of the
         #: epoch.
-        self.plan, self._first, self.place = self.plan_of([self._own_phase]), -1, (0, 0)
+        self.plan, self._first, self.place = self.plan_of([self._own_phase], ReceivedEpochs()), -1, (0, 0)
 
     def set_shuffle(self, shuffle: bool = True) -> IndexedSamples:
         """Turn shuffling on or off; loaders call this."""
@@ -351,41 +352,57 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
             seed, place = self.next_seed or 0, (self.place[0], self.place[1] + 1)
         else:
             seed, known = 0 if order == "sequential" else self.take_seed(), self.take_place()
-            if known is not None and self._first not in (-1, known[2]):  # another run begins
+            if known is not None and self._first not in (-1, known.first):  # another run begins
                 self.load_phases([], -1, 0)
-            if known is None and len(self.weights or ()) > 1:
-                raise RuntimeError(
-                    "The weights change by step, but the steps of the run are not counted here. Read with "
-                    "StatefulShards, or with DataLoader2, ShardReadingService and a seed, and without a later stage "
-                    "that restarts IndexedSamples, such as .with_epoch() or .mix_samples(). To set the length of an "
-                    "epoch, pass epoch=EpochOptions(samples=n); to mix, pass all datasets to IndexedSamples"
-                )
+            self._check_schedule(known)
             place = self.place = (seed, 0) if known is None else known[:2]
+            if known is not None:
+                self.plan = self.plan_of(self.plan.phases, known.received)
         run, number = place
         return self._shards.order_of(self.plan, number, order, self.epoch, seed=seed, run=run)
+
+    def _check_schedule(self, place: PlaceOfStage | None) -> None:
+        """Check that the steps of a run are known if its weights change by step."""
+        if all(len(phase.points or ()) <= 1 for phase in self.plan.phases):
+            return
+        if place is None:
+            raise RuntimeError(
+                "The weights change by step, but the steps of the run are not counted here. Read with "
+                "StatefulShards, or with DataLoader2, ShardReadingService and a seed, and without a later stage "
+                "that restarts IndexedSamples, such as .with_epoch() or .mix_samples(). To set the length of an "
+                "epoch, pass epoch=EpochOptions(samples=n); to mix, pass all datasets to IndexedSamples"
+            )
+        if not place.received.follows:
+            raise RuntimeError(
+                f"The weights change by step, so each epoch must follow the previous one, but set_epoch() has selected "
+                f"epoch {place.epoch}. Call it with the number of the next epoch, or not at all"
+            )
 
     @property
     def _count(self) -> int:
         """The number of samples in the latest epoch."""
         return self.plan.phase_of(self.place[1]).count
 
-    def plan_of(self, phases: Sequence[Phase]) -> PhasePlan:
-        """Return the plan of a run with some phases."""
-        return PhasePlan(phases, self.lanes, drops=self.remainder == "drop")
+    def plan_of(self, phases: Sequence[Phase], received: ReceivedEpochs | None = None) -> PhasePlan:
+        """Return the plan of a run with some phases, whose loop has received some epochs; by default, as known."""
+        received = self.plan.received if received is None else received
+        return PhasePlan(phases, self.lanes, drops=self.remainder == "drop", received=received)
 
     def first_phase(self) -> dict[str, Any]:
         """Return the record of the first phase of a run that begins with this pipeline."""
         return record_of(self._described_phase())
 
-    def load_phases(self, records: Sequence[Mapping[str, Any]], first: int, epoch: int) -> None:
+    def load_phases(self, records: Sequence[Mapping[str, Any]], first: int, epoch: int, received: Rows = ()) -> None:
         """Continue the phases of a run.
 
         Args:
             records: the records in its state; empty if a run begins with this pipeline.
             first: the seed of its first epoch.
             epoch: the epoch in which it resumes.
+            received: the epochs that the loop has received, in the state.
         """
-        self.plan, self._first = self.plan_of(phases_in(records) or [self._own_phase]), first if records else -1
+        phases = phases_in(records) or [self._own_phase]
+        self.plan, self._first = self.plan_of(phases, ReceivedEpochs.of(received)), first if records else -1
         self.place = self.place[0], epoch
 
     def begin_phase(self, records: Sequence[Mapping[str, Any]], epoch: int, position: int) -> dict[str, Any]:
@@ -453,6 +470,35 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
             for rank in range(ranks)
         ]
         return [np.concatenate([*share.positions(number * share.size, number + 1)]) for share in shares]
+
+    def plan_on(self, ranks: int) -> PhasePlan:
+        """Return the plan of the run on some ranks, on which the size of a batch may depend."""
+        phases = [replace(each, batch=ranks) if each.batch == 1 else each for each in self.plan.phases]
+        return self.plan_of(phases)
+
+    def steps_received(
+        self, epoch: int, ranks: int, begun: Mapping[str, Any] | None, left: Mapping[str, Any] | None
+    ) -> Left:
+        """Return how a loop has left an epoch.
+
+        Args:
+            epoch: the epoch.
+            ranks: the number of ranks.
+            begun: the state of the part of the epoch with which the loop resumed, if on other ranks or workers.
+            left: that of the part that it has not received.
+        """
+        resumed, rest = map(RestOfEpoch.from_state, (begun, left))
+        plan, (begin, end) = self.plan_on(ranks), (each.start - len(each.missing) for each in (resumed, rest))
+        before = plan.steps_before(epoch, begin)
+        is_even = plan.steps_before(epoch, begin + 1) > before or begin >= plan.end_of(epoch)
+        if is_even and not resumed.missing:
+            if end >= plan.end_of(epoch):
+                return None
+            steps, parts = plan.steps_before(epoch, end), rest.missing
+        else:  # the batches of the rest lie across those of the epoch
+            batch = [phase.batch for start, _, phase in plan.segments(epoch) if start <= begin][-1]
+            steps, parts = before - (begin - end) // batch, (*resumed.missing, *rest.missing, begin)
+        return steps, plan.steps_before(epoch, min(parts) + 1) - 1 if parts else steps
 
     def position_reader(self) -> Callable[[], SamplePosition]:
         """Return a function that returns the position of the last sample yielded."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.inspection import library_of, takes_seed, upstream
+from wds_datapipes.received_epochs import NONE_RECEIVED, ReceivedEpochs
 from wds_datapipes.seeds import derived_seed
 
 if TYPE_CHECKING:
@@ -24,6 +25,22 @@ SEED, _MARK = "_wds_datapipes_seed", "_derives_later_seeds"
 SEEDS = frozenset({"_seed", "_last_seed", "_own_seed", "next_seed", "place_in_run"})
 
 
+class PlaceOfStage(NamedTuple):
+    """The place of an epoch in a run, for one of its stages.
+
+    Attributes:
+        seed: the seed of the run, for this stage.
+        epoch: the number of the epoch.
+        first: the loader's seed of the first epoch.
+        received: the epochs that the loop has received before, and this one.
+    """
+
+    seed: int
+    epoch: int
+    first: int
+    received: ReceivedEpochs = NONE_RECEIVED
+
+
 class SeededStage:
     """A random stage: a loader sets the seed of a pass, from which the seeds of later passes are derived.
 
@@ -32,13 +49,12 @@ class SeededStage:
 
     Attributes:
         next_seed: the seed of the next epoch, if the loader knows it, so that a stage can prepare for that epoch.
-        place_in_run: the seed of the run, the number of the epoch in it, and the loader's seed of its first epoch, if
-            the loader knows them.
+        place_in_run: the place of the epoch in a run, if the loader knows it.
     """
 
     derives_seeds = True
     next_seed: int | None = None
-    place_in_run: tuple[int, int, int] | None = None
+    place_in_run: PlaceOfStage | None = None
     _seed: int | None = None
     _last_seed: int | None = None
 
@@ -47,7 +63,7 @@ class SeededStage:
         self._seed, self.next_seed, self.place_in_run = seed, None, None
         return self
 
-    def take_place(self) -> tuple[int, int, int] | None:
+    def take_place(self) -> PlaceOfStage | None:
         """Return the place of the pass in a run; None for all but the first pass of an epoch."""
         place, self.place_in_run = self.place_in_run, None
         return place

@@ -1,0 +1,90 @@
+"""The steps that a loop has received of an epoch that it leaves, for the record of the run in its states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import takewhile
+from math import prod
+from typing import Any
+
+from wds_datapipes.errors import StateError
+from wds_datapipes.loading.checkpoint.format import Checkpoint
+from wds_datapipes.loading.checkpoint.resharding import states_of_instances
+from wds_datapipes.pipes.foreign_stages import declared
+from wds_datapipes.pipes.graph import PipelineGraph
+from wds_datapipes.pipes.state.description import run_source
+from wds_datapipes.pipes.state.pipeline_state import difference_of_ranks, reshard_states
+from wds_datapipes.pipes.state.replay import is_replayed
+from wds_datapipes.received_epochs import UNKNOWN, Left, ReceivedEpochs
+from wds_datapipes.shards.position import Resharding
+
+
+class LoggedBatches:
+    """The batches that the stages after a log of positions make of its samples.
+
+    Args:
+        stages: the stages of a pipeline, the last one first.
+
+    Attributes:
+        folder: the folder of the log; None if the pipeline has no log.
+        size: the number of samples in a batch.
+        later: the stages after the log.
+    """
+
+    def __init__(self, stages: Sequence[Any]) -> None:
+        self.later = [*takewhile(lambda stage: declared(stage).position_log is None, stages)]
+        has_log = len(self.later) < len(stages)
+        self.folder = declared(stages[len(self.later)]).position_log if has_log else None
+        self.size = prod(declared(stage).samples_per_batch or 1 for stage in self.later)
+        self._rest = 0 if any(getattr(stage, "drop_last", False) for stage in self.later) else self.size - 1
+
+    def count(self, samples: Any) -> Any:
+        """Return the number of batches that some samples make at the end of an epoch."""
+        return (samples + self._rest) // self.size
+
+
+def counts_steps(pipe: Any) -> bool:
+    """Whether the states of a pipeline record the steps that its loop has received."""
+    return run_source(pipe) is not None or LoggedBatches(PipelineGraph(pipe).chain).folder is not None
+
+
+def steps_received(saved: Checkpoint, pipe: Any) -> Left:
+    """Return how many steps of its epoch a loop has received when it leaves the epoch; None for all.
+
+    Args:
+        saved: its state on a rank.
+        pipe: the pipeline, which `counts_steps`.
+    """
+    try:
+        if (source := run_source(pipe)) is None:
+            return None if saved.is_over else _steps_of_log(saved, pipe)
+        if saved.ranks > 1 and difference_of_ranks(pipe):  # others may be elsewhere
+            return None if saved.is_over else UNKNOWN
+        source.load_phases(saved.phases, saved.first, saved.epoch, saved.received)
+        states = states_of_instances([replace(saved, rank=None)])
+        begun = [state["rest"] for state in (stages and stages[0] for stages in states) if state and "rest" in state]
+        [stages] = reshard_states(pipe, Resharding(states, lambda _: (), 1, range(1)))
+        rest = (stages[0] or {})["rest"]
+        left: Left = source.steps_received(saved.epoch, saved.ranks, begun[0] if begun else None, rest)
+    except StateError:  # it has no state, or counts the items of all workers together
+        return None if saved.is_over else UNKNOWN
+    return left
+
+
+def _steps_of_log(saved: Checkpoint, pipe: Any) -> Left:
+    """Return the number of batches whose samples a log has recorded until a state."""
+    if saved.replay is not None or any(is_replayed(part.stages) for part in saved.parts):
+        return UNKNOWN
+    graph = PipelineGraph(pipe)
+    batches = LoggedBatches(graph.chain)
+    number = [declared(stage).position_log is not None for stage in graph.stateful_stages()].index(True)
+    samples = [(part.stages[number] or {}).get("passed", 0) for part in saved.parts if part.stages]
+    steps = sum(map(batches.count, samples))
+    return steps, steps
+
+
+def leave(saved: Checkpoint, pipe: Any) -> ReceivedEpochs:
+    """Return the epochs that a loop has received when it leaves that of its state."""
+    received = ReceivedEpochs.of(saved.received)
+    return received.leave(steps_received(saved, pipe)) if counts_steps(pipe) else received
