@@ -279,15 +279,13 @@ EXACT: dict[str, Build] = {
     ),
     "random parts": lambda: packed(long_samples="split").map_samples_with_rng(draw_beside),
     "buckets of indexed samples": lambda: (
-        IndexedSamples("{0..5}.tar", global_batch_size=2).shuffle_samples(3).bucket_samples(length, batch_size=2)
+        IndexedSamples("{0..5}.tar").shuffle_samples(3).bucket_samples(length, batch_size=2)
     ),
     "indexed samples": lambda: IndexedSamples("{0..5}.tar", remainder="keep"),
     "indexed samples by windows": lambda: IndexedSamples(
         "{0..5}.tar", order="window", epoch=EpochOptions(window_shards=2), global_batch_size=4
     ),
-    "indexed samples in padded batches": lambda: IndexedSamples(
-        "{0..5}.tar", global_batch_size=4, remainder="pad"
-    ).batch(2),
+    "padded indexed samples": lambda: IndexedSamples("{0..5}.tar", global_batch_size=4, remainder="pad"),
     "indexed samples in lanes": lambda: IndexedSamples(
         "{0..5}.tar", order="window", epoch=EpochOptions(window_shards=2), global_batch_size=8, lanes=4, remainder="pad"
     ).shuffle_samples(3),

@@ -303,11 +303,11 @@ def draw_later(rng: Random, steps: Steps) -> Steps:
         later += ((kind,),)
     if rng.random() < 0.4:
         ((name, size, *others),) = draw_step(rng, rng.choice(["batch", "batch", "buckets"]))
-        for share in [(step[3] or 2) // 2 for step in steps if step[0] == "indexed"]:
-            # Batches that split those of two ranks are refused.
-            size = rng.choice([each for each in range(1, 7) if share % each == 0])
+        is_declared = any(step[0] == "indexed" and step[3] for step in steps)
+        if is_declared:  # other batches than the parts of one rank or two are refused, unless they are taken apart
+            name, others = "batch", [False]
         later += ((name, size, *others),)
-        if rng.random() < 0.2:
+        if rng.random() < 0.2 or is_declared:
             later += (("unbatch",),)
     is_endless = has_no_end((*steps, *later))
     if is_endless:  # drop no items by position here, because they could be all that a process has

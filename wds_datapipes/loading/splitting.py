@@ -20,7 +20,7 @@ from wds_datapipes.datapipes import SHARDING_PRIORITIES, IterDataPipe
 from wds_datapipes.errors import plural
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.inspection import call_of, sources_of, splits, upstream
-from wds_datapipes.pipes.sharding import check_batch_sizes, groups_of, number_instances, splitters
+from wds_datapipes.pipes.sharding import groups_of, number_instances, splitters
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -80,7 +80,6 @@ def split_by_worker(pipe: Any, worker: Any, identity: RankIdentity = ONLY_RANK) 
     for splitter in splitters(pipe) if ranks > 1 else ():
         if not _takes_group(splitter):
             splitter.apply_sharding(ranks * worker.num_workers, worker.worker_id * ranks + rank)
-    check_batch_sizes(pipe)
     return pipe
 
 

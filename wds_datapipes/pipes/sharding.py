@@ -75,34 +75,47 @@ def number_instances(pipe: Any) -> None:
         declared(splitter).number_instances()
 
 
-def check_batch_sizes(pipe: Any) -> None:
-    """Check that ``.batch()`` does not split the batches of a source with a ``global_batch_size``.
+#: The calls of stages that take batches apart.
+UNBATCHING = frozenset({".unbatch()", ".unbatch_samples()"})
+
+
+def check_batch_sizes(pipe: Any, ranks: int, loader_size: int | None = None) -> None:
+    """Check that each item of a loop is the part of its rank in a global batch, if the source declares its size.
+
+    Args:
+        pipe: the whole pipeline.
+        ranks: the number of ranks that share the data.
+        loader_size: the number of items that the loader combines into one; None if it is unknown.
 
     Raises:
-        ValueError: the sizes do not match. If a stage between them may drop or add samples, this is only a warning.
+        ValueError: the sizes do not match. If a stage between them may drop or add samples, or the loader may combine
+            batches, this is only a warning.
     """
-    for batcher in upstream(pipe):
-        size = declared(batcher).samples_per_batch
-        if size is None:
-            continue
-        (stage,), is_sure = sources_of(batcher), True
-        while (whole := getattr(stage, "global_batch_size", None)) is None:
-            sources = list(sources_of(stage))
-            if len(sources) != 1 or declared(stage).combines_samples:
-                break
-            is_sure &= declared(stage).is_one_to_one
-            stage = sources[0]
-        ranks = rank_and_worker_of(groups_of(stage) or {}).ranks
-        if whole is None or whole % ranks or not whole // ranks % size:
-            continue  # the source itself rejects a batch that the ranks cannot share
-        message = (
-            f"{name_of(stage)} has a global_batch_size of {whole}, which is {plural(whole // ranks, 'sample')} per "
-            f"rank ({plural(ranks, 'rank')}), and .batch({size}) after it does not divide them evenly. Pass "
-            f".batch({whole // ranks}), or global_batch_size={size * ranks}"
-        )
-        if is_sure:
-            raise ValueError(message)
-        warn_user(message)
+    size, is_sure, stage = loader_size or 1, True, pipe
+    calls = [f"batch_size={size} of the loader"] if size > 1 else []
+    while (whole := getattr(stage, "global_batch_size", None)) is None:
+        known, sources = declared(stage), list(sources_of(stage))
+        samples = known.samples_per_batch or (known.combines_samples and getattr(stage, "batch_size", None))
+        if len(sources) != 1 or (known.combines_samples and not samples) or call_of(stage) in UNBATCHING:
+            return
+        if samples:
+            calls.insert(0, call_of(stage).replace("()", f"({samples})"))
+            size *= samples
+        is_sure &= known.is_one_to_one or bool(known.samples_per_batch)
+        stage = sources[0]
+    ranks = max(ranks, rank_and_worker_of(groups_of(stage) or {}).ranks)  # the user may have split it
+    share = whole // ranks
+    if not calls or whole % ranks or size == share:
+        return  # the source itself rejects a batch that the ranks cannot share
+    accumulated = f"; or, to accumulate gradients, .batch({size}).batch({share // size})" if not share % size else ""
+    message = (
+        f"{name_of(stage)} has a global_batch_size of {whole}, which is {plural(share, 'sample')} per rank "
+        f"({plural(ranks, 'rank')}), but {' and '.join(calls)} after it makes batches of {size}. Pass .batch({share}), "
+        f"or global_batch_size={size * ranks}{accumulated}"
+    )
+    if is_sure and (loader_size is not None or share % size):
+        raise ValueError(message)
+    warn_user(message)
 
 
 def rotate_assignments(pipe: Any, turn: int) -> None:

@@ -18,12 +18,10 @@ from hypothesis import strategies as st
 from numbered_shards import write_numbered
 from torch.utils.data import DataLoader, RandomSampler, Subset
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
-from torchdata.dataloader2 import DataLoader2
 
-from wds_datapipes import IndexedSamples, ShardList, ShardReadingService
+from wds_datapipes import IndexedSamples, ShardList
 from wds_datapipes.errors import EmptySourceError, EncodeError, StaleSidecarError
 from wds_datapipes.index import AccessOptions, EpochOptions, IndexOptions, Manifest, ShardIndex, build_indexes
-from wds_datapipes.loading.splitting import RankIdentity, WorkerIdentity, split_by_rank, split_by_worker
 from wds_datapipes.testing import build_shard
 
 SIZES = (7, 0, 1, 30, 12)
@@ -246,35 +244,6 @@ def test_data_that_makes_no_batch_is_refused_on_every_rank(
         for use in (len, lambda pipe: next(iter(pipe))):
             with pytest.raises(error, match=message):
                 use(pipe)
-
-
-def test_batches_that_do_not_divide_the_global_batch_are_refused(manifest: Manifest) -> None:
-    def sizes(pipe: Any, workers: int = 0) -> set[int]:
-        with DataLoader2(pipe, reading_service=ShardReadingService(num_workers=workers)) as loader:
-            return {*map(len, loader)}
-
-    def samples() -> Any:
-        return IndexedSamples(manifest, global_batch_size=8)
-
-    message = (
-        r"a global_batch_size of 8, which is 8 samples per rank \(1 rank\), and \.batch\(6\) .*global_batch_size=6"
-    )
-    for workers in (0, 2):
-        with pytest.raises(ValueError, match=message):
-            sizes(samples().wds_decode().batch(6), workers)
-    assert sizes(samples().batch(4)) == {4}
-    with pytest.warns(UserWarning, match=message):
-        sizes(samples().filter(bool).batch(6))
-
-
-def test_a_batch_is_compared_with_the_part_of_a_rank(manifest: Manifest) -> None:
-    def split(size: int) -> None:
-        pipe = IndexedSamples(manifest, global_batch_size=8).batch(size)
-        split_by_worker(split_by_rank(pipe, RankIdentity(2, 1)), WorkerIdentity(2, 0), RankIdentity(2, 1))
-
-    split(4)
-    with pytest.raises(ValueError, match=r"which is 4 samples per rank \(2 ranks\), .*Pass \.batch\(4\)"):
-        split(8)
 
 
 @pytest.mark.parametrize(

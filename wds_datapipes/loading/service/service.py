@@ -35,7 +35,7 @@ from wds_datapipes.loading.splitting import (
 from wds_datapipes.loading.torchdata_api import MultiProcessingReadingService
 from wds_datapipes.loading.torchdata_patches.local_functions import explain_worker_pickling
 from wds_datapipes.loading.workers.loop_items import DeliveredCount, LoopItems, Pipe, users_part
-from wds_datapipes.pipes.sharding import advice_for_split
+from wds_datapipes.pipes.sharding import advice_for_split, check_batch_sizes
 from wds_datapipes.pipes.state.replay import ReplayedItems
 from wds_datapipes.user_warnings import warn_user
 
@@ -315,6 +315,7 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
         self.manager.describe(datapipe)
         check_replicated(datapipe, self.group)
         identity = self.group.identity if self.group.is_split else given_identity(datapipe)
+        check_batch_sizes(datapipe, identity.ranks, 1)
         self.manager.given_rank = identity.rank if identity.ranks > 1 and not self.group.is_split else None
         if self._ranks is not None:
             self.manager.compare(self._ranks, datapipe)

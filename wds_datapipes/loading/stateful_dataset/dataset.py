@@ -39,7 +39,7 @@ from wds_datapipes.loading.stateful_dataset.tracking import (
     WorkerRow,
     begin_recording,
 )
-from wds_datapipes.pipes.sharding import advice_for_split, is_read_by_shard
+from wds_datapipes.pipes.sharding import advice_for_split, check_batch_sizes, is_read_by_shard
 from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.pipes.state.pipeline_state import difference_of_ranks, refusing_corrupt_states, replay_reason
 from wds_datapipes.received_epochs import ReceivedEpochs
@@ -110,6 +110,7 @@ class StatefulShards(IterableDataset[Any]):
         self.epochs = Epochs(pipe, seed, self._shared, self._group, replay_reason(pipe))
         self._tracked: TrackedEpoch | None = None
         self._is_checked = False
+        self._loader_size: int | None = None  # unknown
         self._knows_ranks = distributed is not None
         self._ranks_of_run = ranks_of_run()
         self._agreement: Ranks | None = None
@@ -146,6 +147,7 @@ class StatefulShards(IterableDataset[Any]):
         """
         if loader.dataset is not self:
             raise ValueError("tracked() requires a loader of this dataset")
+        self._loader_size = loader.batch_size or 1
         self._check_split(max(loader.num_workers, 1))
         if not loader.num_workers:
             for batch in loader:
@@ -278,12 +280,14 @@ class StatefulShards(IterableDataset[Any]):
 
         Raises:
             RuntimeError: the dataset was created before the ranks were known.
+            ValueError: the batches of the pipeline do not match the ``global_batch_size`` of its source.
         """
         if not self._knows_ranks and ranks_of_run() > self.epochs.ranks:
             raise RuntimeError(
                 f"There are {ranks_of_run()} ranks, but this StatefulShards was created before init_process_group was "
                 "called, so each rank would read all of the data. Create it after that call"
             )
+        check_batch_sizes(self.pipe, self.epochs.ranks, self._loader_size)
         is_checked, self._is_checked = self._is_checked, True
         if self._agreement is not None and (get_worker_info() is None or not self._shared.loop.is_tracked):
             self._agreement.compare(facts_of(self.pipe, self._group, workers=workers))
@@ -316,12 +320,14 @@ class StatefulShards(IterableDataset[Any]):
         facts = {"is_over": self.epochs.is_over, "is_drained": self.epochs.is_drained}
         return [self._saved(row, **facts, parts=[self.epochs.part])]
 
-    def begin_loop(self, last: Any) -> None:
+    def begin_loop(self, batch_size: int | None, last: Any) -> None:
         """Prepare for a loop over a ``StatefulDataLoader``, and record how the last loop has left its workers.
 
         Args:
+            batch_size: the batch size of the loader.
             last: the iterator of the last loop; None if there was none, or no workers.
         """
+        self._loader_size = batch_size or 1
         if last is not None and not self.epochs.is_tracked:
             self._leave_epoch(lambda: checkpoints_in(last.state_dict()))
 

@@ -230,7 +230,7 @@ def unknown_position() -> None:
 
         if isinstance(self.dataset, StatefulShards):
             has_begun = self._iterator is not None and not self._initial_iter_for_state_dict
-            self.dataset.begin_loop(self._iterator if has_begun and self.num_workers else None)
+            self.dataset.begin_loop(self.batch_size, self._iterator if has_begun and self.num_workers else None)
         return begin(self)
 
     @functools.wraps(state_dict)

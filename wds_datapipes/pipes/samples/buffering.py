@@ -234,6 +234,7 @@ class SampleBucketer(BufferingStage[list[Any]]):
         batch_size = check_optional_integer("batch_size", batch_size, 1)
         buckets = LengthBuckets(limits, batch_size, check_optional_integer("max_tokens", max_tokens, 1))
         super().__init__(source, buckets=buckets, length_of=length, drop_last=drop_last, on_error=on_error)
+        self.batch_size = batch_size
 
 
 @register_stage("pack_samples")
