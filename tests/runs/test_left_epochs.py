@@ -129,8 +129,9 @@ TAKES = st.lists(st.sampled_from([None, 0, 1, 2, 3, 6]), min_size=1, max_size=6)
 )
 def test_steps_of_random_runs(takes: Any, loader: Any, parts: dict[int, int], ranks: int, options: Any) -> None:
     """A run that resumes from a state of an epoch that the loop has left goes on in that epoch."""
-    is_fixed = loader[0] is Stateful  # its states are those of the same ranks and workers
-    later = [(first, ranks if is_fixed else others) for first, others in sorted(parts.items()) if first < len(takes)]
+    later = [part for part in sorted(parts.items()) if part[0] < len(takes)]
+    if loader[0] is Stateful:  # its states are those of the same workers on one rank
+        later = [(first, 1) for first, _ in later] if ranks == 1 else []
     kind, workers = loader
     state, batches = run(kind, workers, lambda ranks: indexed(ranks, **options), takes, [(0, ranks), *later])
     ranks = [(0, ranks), *later][-1][1]
