@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar, get_args
 import numpy as np
 
 from wds_datapipes.foreign_names import explain_argument
+from wds_datapipes.redaction import redact, short_repr
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -73,9 +74,9 @@ def check_path(name: str, value: Any) -> str:
     """Return an argument that is a path or a URL as a str."""
     path = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not isinstance(path, str):
-        raise TypeError(f"{name} must be a path or a URL, not {value!r:.200}")
+        raise TypeError(f"{name} must be a path or a URL, not {short_repr(value)}")
     if "\0" in path:
-        raise ValueError(f"{name} must be a path or a URL, but no file can have the name {path!r}")
+        raise ValueError(f"{name} must be a path or a URL, but no file can have the name {redact(path)!r}")
     return path
 
 
@@ -242,7 +243,7 @@ def _check_types(given: Mapping[str, Any], kinds: Mapping[str, list[_Kind]]) -> 
             words = list(dict.fromkeys(kind.words for kind in kinds[name]))
             if "a path" in words:
                 words.remove("a string")
-            raise TypeError(f"{name} must be {' or '.join(words)}, not {value!r:.200}")
+            raise TypeError(f"{name} must be {' or '.join(words)}, not {short_repr(value)}")
 
 
 #: The attribute of a function with the arguments that ``**options`` stands for, and their annotations.
