@@ -328,7 +328,8 @@ def test_amended_runs_that_leave_epochs(takes: Any, changes: Any, loader: Any) -
         names = {"a": "{0..2}.tar", "b": "{3,4}.tar"}
         return IndexedSamples(names, weights={"a": weight, "b": 1}, global_batch_size=batch).batch(batch)
 
-    state, batches = None, Batches()
+    state: Any = None
+    batches = Batches()
     for weight, epochs, batch in changes:
         with closing(kind(partial(build, weight, batch), workers)) as run:
             if state is not None:
