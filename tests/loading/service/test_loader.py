@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from numbered_shards import write_numbered
 from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata.dataloader2 import (
     DataLoader2,
     DistributedReadingService,
@@ -214,3 +215,18 @@ def test_a_state_is_refused_by_a_loader_with_another_pipeline(new_service: Any, 
         pytest.raises(StateError, match=r"contains no pipeline.* DataLoader2\(pipe, reading_service="),
     ):
         loader.load_state_dict(state)
+
+
+def test_pausing_needs_workers_and_a_limit_does_not() -> None:
+    with DataLoader2(IterableWrapper(range(9)), reading_service=ShardReadingService(num_workers=0)) as loader:
+        items = iter(loader)
+        items.limit(2)
+        assert [*items] == [0, 1]
+        items.resume()
+        assert [*items] == [2, 3]
+        items.limit(None)
+        items.resume()
+        with pytest.raises(RuntimeError, match="no worker processes to pause"):
+            loader._pause()
+        with pytest.raises(RuntimeError, match="no worker processes to resume"):
+            loader._resume()

@@ -150,6 +150,7 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
         self.report_every_s = report_every_s
         self.group = DataParallelGroup.of(distributed)
         self._knows_ranks = distributed is not None
+        self._has_limit = self._is_paused = False
         self._mp = num_workers > 0
         self._ranks: Ranks | None
         self._agreement: Ranks | None
@@ -349,13 +350,26 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
 
     # States are exact without pausing the workers, and DataLoader2 itself counts items up to a limit.
 
-    def _pause(self, pause_fn: object = None) -> None:
-        """Do nothing."""
+    def _pause(self, *_: object) -> None:
+        if self.num_workers == 0 and not self._has_limit:
+            raise _no_workers_error("pause")
+        self._is_paused = True
 
-    _resume = _pause
+    def _resume(self, *_: object) -> None:
+        if self.num_workers == 0 and not self._is_paused:
+            raise _no_workers_error("resume")
+        self._is_paused = False
 
-    def _limit(self, num_batches: int | None, limit_fn: object = None) -> None:
-        """Do nothing."""
+    def _limit(self, num_batches: int | None, *_: object) -> None:
+        self._has_limit = num_batches is not None
+
+
+def _no_workers_error(verb: str) -> RuntimeError:
+    """Return the error for what only worker processes do, as torchdata's service raises it."""
+    return RuntimeError(
+        f"There are no worker processes to {verb}: with num_workers=0, the pipeline runs only while the loop takes "
+        "an item"
+    )
 
 
 class MultiProcessingService(ShardReadingService):
