@@ -20,7 +20,7 @@ KEYS = [f"{number:03d}" for number in range(60)]
 
 
 def run_without_names(system: str, folder: Path, site: str) -> dict[str, Any]:
-    program = Path(__file__).with_name("other_systems.py")
+    program = Path(__file__).parent / "support" / "other_systems.py"
     done = subprocess.run(
         [sys.executable, program, str(folder), site],
         env={**os.environ, "OTHER_SYSTEM": system},

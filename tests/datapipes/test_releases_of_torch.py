@@ -45,7 +45,11 @@ if __name__ == "__main__":
 def run(release: str, program: str) -> tuple[str, str]:
     """Return what a program prints with a release of torch, in which warnings are errors."""
     Path("program.py").write_text(program)
-    environ = {**os.environ, "PYTHONPATH": f"{Path(__file__).parent}:{ROOT / 'tests'}", "TORCH_DATAPIPES": release}
+    environ = {
+        **os.environ,
+        "PYTHONPATH": f"{Path(__file__).parent}:{ROOT / 'tests' / 'support'}",
+        "TORCH_DATAPIPES": release,
+    }
     # The stacks of forked ranks are recorded in files that stay open.
     command = [sys.executable, "-W", "error", "-W", "ignore::ResourceWarning", "program.py"]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=600)
