@@ -209,12 +209,12 @@ def test_samples_that_waited_come_after_ranks_and_workers_have_changed_twice(sou
         del epoch
     first = count_waiting(state)
     flaky.touch()
-    runs, states = [Tracked(build, 0, state, distributed=(rank, 3)) for rank in range(3)], list[Any]()
-    for run in runs:
+    runs, states = [Tracked(build, 0, state, distributed=(number, 3)) for number in range(3)], list[Any]()
+    for rank in runs:
         SEEN.clear()
-        epoch = run.epoch()
+        epoch = rank.epoch()
         came += items_of(epoch, 3)
-        states.append(run.state())
+        states.append(rank.state())
         del epoch
     SEEN.clear()
     with closing(Service(build, 1, merge_states(states))) as run:
