@@ -15,7 +15,7 @@ from numbered_shards import numbered_shards
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from wds_datapipes import ShardList, StatefulShards, explain, merge_states
-from wds_datapipes.errors import MissingSidecarError, StateError
+from wds_datapipes.errors import ChangedShardError, MissingSidecarError, StateError
 from wds_datapipes.loading.checkpoint.format import checkpoints_in
 from wds_datapipes.runs.steps import RunSteps
 from wds_datapipes.samples.fields import WrongItemError
@@ -112,7 +112,11 @@ def test_an_incomplete_log_is_an_error() -> None:
         next(run.replay(0))
     with pytest.raises(StateError, match="A stream has only a log of positions"):
         run.seen()
-    build_shard(run.samples(0)[0].shard, [{"__key__": "x", "txt": "t" * 5000}, {"__key__": "y", "cls": "1"}])
+    shard, samples = run.samples(0)[0].shard, [{"__key__": "x", "txt": "t" * 5000}, {"__key__": "y", "cls": "1"}]
+    build_shard(shard, samples)  # of the same size, as archives are padded
+    with pytest.raises(ChangedShardError, match=shard):
+        [*run.read(0)]
+    build_shard(shard, [*samples, {"__key__": "z", "txt": "t" * 20_000}])
     with pytest.raises(StateError, match="was replaced: it lacks samples that are in the log"):
         run.samples(0)
     log.rename(log.with_name("000000-0of2-0of1.positions"))
