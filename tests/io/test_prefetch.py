@@ -7,6 +7,7 @@ import io
 import itertools
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -165,6 +166,35 @@ def test_all_threads_end_after_an_interruption(
         pass
     del samples
     assert not threads()
+
+
+def test_a_thread_may_collect_the_iteration_that_it_reads_for(
+    shards: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_garbage, failures, store_of = threading.Event(), list[object](), prefetch.store_of
+
+    def collect(url: str) -> str:
+        if url == shards["c"] and threading.current_thread() in threads():
+            is_garbage.wait(LIMIT_S)
+            gc.collect()
+        return store_of(url)
+
+    monkeypatch.setattr(prefetch, "NEAR_S", LIMIT_S)
+    monkeypatch.setattr(prefetch, "store_of", collect)
+    monkeypatch.setattr(sys, "unraisablehook", lambda raised: failures.append(raised.exc_value))
+    members = load_wds_shards([shards["a"], shards["c"]], ReadOptions(read_ahead=1 << 20))
+    next(members)
+    until(lambda: "c.tar" in Watched.read)
+    gc.disable()  # the main thread must not collect it first
+    try:
+        cycle: list[Any] = [members]
+        cycle.append(cycle)
+        del members, cycle
+        is_garbage.set()
+        until(lambda: not threads())
+    finally:
+        gc.enable()
+    assert failures == []
 
 
 def test_the_next_shard_is_read_while_one_is_used(shards: dict[str, str]) -> None:

@@ -264,7 +264,8 @@ class PrefetchThread:
             self._changed.notify_all()
         if isinstance(self._stream, ResumingStream):
             self._stream.abandon()
-        self._thread.join(GRACE_S)
+        if self._thread is not threading.current_thread():  # the thread may collect its own reader as garbage
+            self._thread.join(GRACE_S)
         if not self._thread.is_alive():
             self._unused.extend(block.data for block in self._blocks)
         self._blocks.clear()
