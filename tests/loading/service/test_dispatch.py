@@ -551,6 +551,14 @@ def test_a_state_is_refused_if_the_items_cannot_be_made_again(shards: list[str])
             loader.state_dict()
 
 
+def test_items_of_a_stream_that_a_loop_has_not_received_are_not_lost_silently() -> None:
+    with load(dispatch(numbers(20).with_epoch(15))) as loader:
+        assert len(list(loader)) == len(list(loader)) == 15
+        assert len(list(itertools.islice(loader, 5))) == 5
+        with pytest.warns(UserWarning, match=r"left an epoch of \.with_epoch\(\) .*_dispatch\(\) has no position"):
+            assert len(list(itertools.islice(loader, 5))) == 5
+
+
 @pytest.mark.parametrize("name", ["samples", "shards"])
 def test_a_state_requires_as_many_workers(name: str, shards: list[str]) -> None:
     with load(STATES[name](shards)) as loader:

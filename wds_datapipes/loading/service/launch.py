@@ -115,7 +115,8 @@ def start_workers(service: Any, datapipe: Pipe, identity: RankIdentity) -> tuple
             name="dispatching process",
         )
     pool = WorkerPool(jobs, start_method(service), service.timeout_s, dispatching)
-    items = PooledItems(pool, PipelineGraph(branches[0]).spans_epochs)
+    dispatches_stream = dispatched is not None and PipelineGraph(dispatched).spans_epochs
+    items = PooledItems(pool, PipelineGraph(branches[0]).spans_epochs, dispatches_stream)
     if branches[0] is datapipe:
         return items, items
     replace_dp(graph, branches[0], items)

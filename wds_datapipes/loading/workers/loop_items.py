@@ -88,13 +88,17 @@ class LoopItems(Stage[Any]):
         try:
             return [state.renewed() for state in self.states()]
         except StateError as error:
-            if not self._has_warned:
-                self._has_warned = True
-                warn_user(
-                    "The loop has left an epoch of .with_epoch() before its end. The next epoch continues after the "
-                    f"items that were prefetched, whose number depends on timing, because there is no state: {error}"
-                )
+            self._warn_of_lost_items(str(error))
             return None
+
+    def _warn_of_lost_items(self, reason: str) -> None:
+        """Warn once that the next epoch does not continue where the loop has left this one."""
+        if not self._has_warned:
+            self._has_warned = True
+            warn_user(
+                "The loop has left an epoch of .with_epoch() before its end. The next epoch continues after the "
+                f"items that were prefetched, whose number depends on timing, because there is no state: {reason}"
+            )
 
     def taken(self, worker: int) -> None:
         """Count the next item of a worker as taken by the pipeline of the main process."""

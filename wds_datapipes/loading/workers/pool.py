@@ -145,13 +145,15 @@ class PooledItems(LoopItems):
     Args:
         pool: the workers.
         continues: whether an epoch continues where the previous one ended.
+        dispatches_stream: whether this is so for the items of the dispatching process, which has no state.
     """
 
     #: Only the loader can restart it; stages that restart their source check this.
     is_remote = True
 
-    def __init__(self, pool: WorkerPool, continues: bool) -> None:
+    def __init__(self, pool: WorkerPool, continues: bool, dispatches_stream: bool) -> None:
         super().__init__([connection.position for connection in pool.workers], continues=continues)
+        self._dispatches_stream = dispatches_stream
         self._pool = pool  # in errors, torch prints attributes with the names of parameters
         self._awaits_beginning = False
 
@@ -159,6 +161,8 @@ class PooledItems(LoopItems):
         self, seed_generator: Any, resumed: Checkpoint | None, iter_reset_fn: Callable[[Pipe], Pipe] | None, pipe: Pipe
     ) -> None:
         """Begin an epoch."""
+        if self._dispatches_stream and self.epoch and not self.is_over:
+            self._warn_of_lost_items(".sharding_round_robin_dispatch() has no position in the stream")
         bases = self.bases(resumed)
         super().begin(seed_generator, resumed, iter_reset_fn, pipe)
         self._awaits_beginning = self._continues and bases is None
