@@ -57,7 +57,9 @@ CALLED: dict[str, dict[str, str]] = {
     "loading/checkpoint/format.py": {"snapshot_every_n_steps": "", "snapshot_frequency": ""},
     "loading/checkpoint/resharding.py": {"distributed": "StatefulShards ShardReadingService"},
     "loading/distributed.py": {"distributed": "StatefulShards ShardReadingService"},
+    "index/order/phases.py": {"snapshot_every_n_steps": ""},  # of the StatefulDataLoader
     "loading/loader_batches.py": {"num_workers": ""},  # of the DataLoader
+    "loading/service/service.py": {"num_workers": "ShardReadingService"},
     "loading/service/state_manager.py": {"distributed": "ShardReadingService"},
     "loading/stateful_dataset/dataset.py": {"distributed": "StatefulShards"},
     "loading/stateful_dataset/epochs.py": {"num_workers": ""},
