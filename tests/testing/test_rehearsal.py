@@ -104,8 +104,12 @@ def self_seeded() -> Any:
             lambda: stages.Lossy(gathered()),
             r"Epoch 1: \('\d.tar', '\d-0'\) should occur once, but occurs 0 times \(never\)",
         ),
+        (
+            lambda: gathered().map(stages.unrepeatable_with_key).map(list),
+            r"Epoch 0: \['\d-\d', .* should occur once, but occurs 0 times \(never\)",
+        ),
     ],
-    ids=["own order", "no split", "loses some"],
+    ids=["own order", "no split", "loses some", "lists"],
 )
 def test_incomplete_shares_are_reported(make: Callable[[], Pipe], message: str) -> None:
     with pytest.raises(AssertionError, match=message):

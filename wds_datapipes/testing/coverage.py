@@ -12,6 +12,7 @@ from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.loading.epoch import EpochRun, EpochSeeds, EpochStart
 from wds_datapipes.loading.splitting import RankIdentity, WorkerIdentity, split_by_rank, split_by_worker
 from wds_datapipes.pipes.sharding import splitters
+from wds_datapipes.redaction import short_repr
 from wds_datapipes.seeds import SeedGenerator
 
 
@@ -99,5 +100,14 @@ def _item_key(item: Any) -> Hashable:
     try:
         hash(item)
     except TypeError:
-        return pickle.dumps(item)
+        return _PickledItem(pickle.dumps(item))
     return item  # type: ignore[no-any-return]  # hashable
+
+
+class _PickledItem(bytes):
+    """The pickle of an item that is not hashable; messages show the item."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return short_repr(pickle.loads(self))
