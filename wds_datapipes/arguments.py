@@ -24,7 +24,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def check_choice(name: str, value: object, choices: object) -> None:
     """Raise ValueError unless an argument is one of the values of a ``Literal``."""
     known = get_args(choices)
-    if type(value) not in map(type, known) or value not in known:
+    if not isinstance(value, tuple(set(map(type, known)))) or value not in known:
         named = ", ".join(f'"{each}"' for each in known[:-1])
         raise ValueError(f'{name} must be {named} or "{known[-1]}", not {value!r}')
 

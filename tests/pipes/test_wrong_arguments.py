@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import enum
 import os
 from typing import Any
 
+import numpy as np
 import pytest
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
@@ -175,3 +177,12 @@ def test_wrong_arguments_of_classes_and_functions(
     with pytest.raises(error, match=message):
         getattr(wds_datapipes, name)(*arguments, **options)
     assert os.listdir() == []
+
+
+class Marker(str, enum.Enum):
+    FINAL = "final"
+
+
+@pytest.mark.parametrize("value", [Marker.FINAL, np.str_("final")])
+def test_a_choice_may_be_of_a_class_derived_from_str(value: str) -> None:
+    wds_datapipes.ShardList("a.tar").load_wds_shards(end_marker=value)
