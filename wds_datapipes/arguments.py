@@ -8,7 +8,6 @@ import inspect
 import operator
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
 from functools import partial
 from numbers import Real
 from typing import Any, NamedTuple, TypeVar, get_args
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar, get_args
 import numpy as np
 
 from wds_datapipes.foreign_names import explain_argument
+from wds_datapipes.hints import spell_argument
 from wds_datapipes.redaction import redact, short_repr
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -136,7 +136,7 @@ def check_call(
     is_open = len(names) < len(parameters)
     unknown = next((name for name in options if not is_open and name not in names), None)
     if unknown is not None:
-        problem = f"has no argument {unknown!r}{_advice(unknown, names, parameters)}"
+        problem = f"has no argument {unknown!r}{_advice(unknown, names, function)}"
     else:
         try:
             given = signature.bind(*arguments, **options).arguments
@@ -150,11 +150,11 @@ def check_call(
     raise TypeError(f"{call} {problem} It takes {listed or 'no arguments'}")
 
 
-def _advice(unknown: str, names: Sequence[str], parameters: Sequence[inspect.Parameter]) -> str:
+def _advice(unknown: str, names: Sequence[str], function: Callable[..., Any]) -> str:
     """Return what to write in place of an unknown argument, as sentences."""
-    for each in parameters:
-        if is_dataclass(each.default) and unknown in (field.name for field in fields(each.default)):
-            return f". Write {each.name}={type(each.default).__name__}({unknown}=...)."
+    text = spell_argument(function, unknown)
+    if text is not None and not text.startswith(f"{unknown}="):
+        return f". Write {text}."
     if similar := difflib.get_close_matches(unknown, names, 1, 0.75):
         return f". Did you mean {similar[0]!r}?"
     return f"{explain_argument(unknown)}."

@@ -91,13 +91,24 @@ def phrase_for(function: Callable[..., Any], hint: Hint) -> str:
         >>> phrase_for(build_indexes, END_MARKER), phrase_for(IndexOptions, END_MARKER)
         ('pass options=IndexOptions(end_marker="optional")', 'pass end_marker="optional"')
     """
-    found = _route(function, hint.argument)
+    text = spell_argument(function, hint.argument, hint.value)
+    return f"{hint.home}({hint.argument}={hint.value})" if text is None else f"pass {text}"
+
+
+def spell_argument(function: Callable[..., Any], argument: str, value: str = "...") -> str | None:
+    """Return an argument as a function takes it: as its own, or as a field of one of its options; None if it does not.
+
+    >>> from wds_datapipes import IndexedSamples
+    >>> spell_argument(IndexedSamples, "end_marker")
+    'access=AccessOptions(indexing=IndexOptions(end_marker=...))'
+    """
+    found = _route(function, argument)
     if found is None:
-        return f"{hint.home}({hint.argument}={hint.value})"
-    text = f"{hint.argument}={hint.value}"
-    for argument, kind in reversed(found):
-        text = f"{argument}={kind}({text})"
-    return f"pass {text}"
+        return None
+    text = f"{argument}={value}"
+    for name, kind in reversed(found):
+        text = f"{name}={kind}({text})"
+    return text
 
 
 @cache
@@ -108,7 +119,7 @@ def _route(function: Callable[..., Any], argument: str) -> list[tuple[str, str]]
         path, owner = left.popleft()
         for name, parameter in inspect.signature(owner).parameters.items():
             kind = _resolve(owner, parameter.annotation)
-            kinds = [kind, *get_args(kind)]
+            kinds = [kind, *get_args(kind), type(parameter.default)]
             if name == argument or (is_typeddict(kind) and argument in kind.__optional_keys__):
                 return path
             if parameter.kind is not parameter.VAR_KEYWORD:
@@ -133,7 +144,7 @@ class _Unpack:
 
 
 def _is_options(kind: object) -> bool:
-    return isinstance(kind, type) and is_dataclass(kind) and kind.__name__.endswith("Options")
+    return isinstance(kind, type) and is_dataclass(kind) and kind.__name__.endswith(("Options", "Limits"))
 
 
 @contextmanager

@@ -88,6 +88,12 @@ def test_an_argument_of_another_package_leads_to_what_exists_here(name: str) -> 
         ("wds_datapipes.ShardWriter('%d', count=9)", r"^ShardWriter\(\) has no argument 'count'\. .*compress, encoder"),
         ("wds_datapipes.create_shards([], '%d', a=1)", r"^create_shards\(\) has no argument 'a'.*remove_old"),
         ("wds_datapipes.IndexedSamples('a', cache_dir='b')", r"Write access=AccessOptions\(cache_dir=\.\.\.\)"),
+        (
+            "wds_datapipes.IndexedSamples('a', end_marker='final')",
+            r"Write access=AccessOptions\(indexing=IndexOptions\(end_marker=\.\.\.\)\)",
+        ),
+        ("samples.load_wds_shards(member_bytes=1)", r"Write limits=ReadLimits\(member_bytes=\.\.\.\)"),
+        ("samples.load_wds_shards(source=1)", r"has no argument 'source'\. It takes"),
         ("wds_datapipes.StatefulShards(samples, shuffle=True)", r"^StatefulShards\(\) has no argument 'shuffle'"),
         ("wds_datapipes.ShardReadingService(workers=2)", r"^ShardReadingService\(\) has no .* mean 'num_workers'\?"),
         ("wds_datapipes.ErrorBudget(max_error=2)", r"^ErrorBudget\(\) has no .*Did you mean 'max_errors'\?"),
