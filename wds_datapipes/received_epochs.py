@@ -59,7 +59,7 @@ class ReceivedEpochs(NamedTuple):
 
     @property
     def follows(self) -> bool:
-        """Whether each epoch of which the loop received a step follows the previous one."""
+        """Whether the epochs follow each other, apart from those without a received step."""
         rows = [row for row in self.rows if row[2:3] != (0,)]
         return all(first + epochs == following for (first, epochs, *_), (following, *_) in pairwise(rows))
 

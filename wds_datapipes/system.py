@@ -1,4 +1,4 @@
-"""What operating systems do not have in common: forks, file locks, processors, and waiting for sockets."""
+"""Differences between operating systems: forks, file locks, processors, and waiting for sockets."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ EXAMPLES = 32
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkOptions:
-    """What is measured.
+    """Options of a measurement.
 
     Args:
         spec: the spec for decoding images, see `ImageDecoder`; None leaves them as bytes.

@@ -39,7 +39,7 @@ MP3_VERSIONS = {3: (144, 1, MP3_BITRATES), 2: (72, 2, MP3_LOW_BITRATES), 0: (72,
 
 
 def find_end(data: bytes) -> int:
-    """Return where the container of a media file ends, if it tells, or the size of the file.
+    """Return where the container of a media file ends, if it declares that, or the size of the file.
 
     Raises:
         ValueError: the container declares more than the file holds, or is damaged.
@@ -78,7 +78,7 @@ class Mp3Header(NamedTuple):
 
 
 def mp3_frame_size(frame: bytes) -> int | None:
-    """Return the declared size in bytes of a frame of MPEG layer III; None if the header does not tell."""
+    """Return the declared size in bytes of a frame of MPEG layer III; None if the header does not declare it."""
     header = int.from_bytes(frame[:4], "big")
     version, layer, bitrate, rate = header >> 19 & 3, header >> 17 & 3, header >> 12 & 15, header >> 10 & 3
     if header >> 21 != 0x7FF or version not in MP3_VERSIONS or layer != 1 or not 0 < bitrate < 15 or rate == 3:

@@ -55,7 +55,7 @@ class _Spec(NamedTuple):
 
 
 class _Region(NamedTuple):
-    """The part of an image to decode: a box in stored pixels, if cropped, the divisor of its size, and what is up."""
+    """The part of an image to decode: a box in stored pixels, if cropped, the divisor of its size, and orientation."""
 
     box: Box | None
     scale: int
@@ -120,10 +120,10 @@ class ImageDecoder(ByExtension):
             large, or the full image if that is smaller; resize or crop it as needed. With ``crop``, it is the short
             side of the cropped part before resizing that has at least this many pixels. Other formats are always
             decoded in full.
-        exif_orientation: make photographs upright. Many cameras store pixels as the sensor lies, with an EXIF tag that
-            tells how to turn and mirror them. By default, as in webdataset, the tag is ignored, and pixels are returned
-            as stored; only for TIFF, HEIC and JPEG XL, their decoders apply it. With ``crop``, the part is selected in
-            the upright image.
+        exif_orientation: make photographs upright. Many cameras store pixels in the orientation of the sensor, with
+            an EXIF tag that says how to turn and mirror them. By default, as in webdataset, the tag is ignored, and
+            pixels are returned as stored; only for TIFF, HEIC and JPEG XL, their decoders apply it. With ``crop``, the
+            part is selected in the upright image.
         crop: a `RandomResizedCrop` or a `CenterCrop`, which determines the size of the result. Decoding of a JPEG stops
             below the cropped part, so damage further down goes unnoticed.
 

@@ -37,8 +37,8 @@ class VideoDecoder(ByExtension):
     The value is ``(frames, audio, info)``: frames as a uint8 tensor (T, H, W, C) in RGB from 0 to 255, in presentation
     order; the first audio track as from `AudioDecoder`, or ``None``; and ``info`` with ``"video_fps"`` (frames per
     second, if known) and ``"audio_fps"`` (audio samples per second, if there is audio). Frames are returned as stored;
-    rotation metadata are not applied. A file that is cut, or of which frames are damaged, is an error, as far as the
-    container and FFmpeg notice.
+    rotation metadata are not applied. A file that is cut or has damaged frames is an error, as far as the container
+    and FFmpeg notice.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class AudioDecoder(ByExtension):
 
     The value is ``(samples, rate)``: a float32 tensor (C, T), and the number of samples per second. Full scale is from
     -1 to 1; sound that is stored as floats, and that of lossy formats, may exceed it. A file that is cut is an error,
-    as far as its container tells.
+    as far as its container shows.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class MediaVerifier(ByExtension):
     """Decodes all frames of video or audio fields without keeping them, and returns their number.
 
     Args:
-        kind: ``"video"``, of which the first audio track is decoded, too, or ``"audio"``.
+        kind: ``"video"``, whose first audio track is decoded, too, or ``"audio"``.
     """
 
     def __init__(self, kind: Literal["video", "audio"]) -> None:

@@ -258,7 +258,7 @@ def indexed_shards(shards: Shards, access: AccessOptions) -> list[ShardInfo]:
 
 
 class _Opened(NamedTuple):
-    """What opening a dataset finds out about the index of a shard.
+    """The index of a shard, as it is found when a dataset is opened.
 
     Attributes:
         url: the shard.

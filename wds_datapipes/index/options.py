@@ -29,7 +29,7 @@ HELD_BYTES = 64 << 20
 @checks_calls
 @dataclass(frozen=True, kw_only=True)
 class IndexOptions:
-    """How shards are indexed; shared by `build_index`, `build_indexes` and the index that a `TarWriter` writes.
+    """Options for indexing shards, shared by `build_index`, `build_indexes` and the index that a `TarWriter` writes.
 
     Args:
         key_rule: splits member names.
@@ -76,7 +76,7 @@ class IndexOptions:
 @checks_calls
 @dataclass(frozen=True, kw_only=True)
 class AccessOptions:
-    """How `IndexedSamples` finds indexes and opens shards.
+    """Options of `IndexedSamples` for finding indexes and opening shards.
 
     Args:
         index_dir: the directory of the indexes; by default, they are next to the shards. A host downloads indexes from

@@ -1,8 +1,8 @@
-"""What a file is if it is not what its name says, such as the pointer or the error page that came in its place."""
+"""Kinds of files that come in place of a shard, such as pointers of Git LFS and error pages, for messages."""
 
 from __future__ import annotations
 
-#: The length of the beginning that tells the kind, in bytes.
+#: The length of the beginning that shows the kind, in bytes.
 BEGINNING = 200
 
 _POINTER = b"version https://git-lfs.github.com/spec/"

@@ -268,7 +268,7 @@ def call_with_pipeline(name: str, pipe: Any) -> Any:
 
 @dataclass(frozen=True)
 class EpochStart:
-    """How an epoch begins in a process.
+    """The beginning of an epoch in a process.
 
     Attributes:
         seeds: the seed generator of this process.

@@ -16,7 +16,7 @@ from wds_datapipes.pipes.state.seeding import SeededStage
 
 
 class LoaderRun(NamedTuple):
-    """What the epochs of a loader follow from.
+    """The pipeline and the settings that determine the epochs of a loader.
 
     Attributes:
         pipe: its pipeline, before the split.
@@ -104,7 +104,7 @@ class LoaderBatches(SeededStage, EngineStage[Any]):
 
 
 def _run_of(loader: Any) -> LoaderRun:
-    """Return what the epochs of a loader follow from.
+    """Return what determines the epochs of a loader.
 
     Raises:
         TypeError: it is another object.

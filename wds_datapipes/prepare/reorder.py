@@ -250,7 +250,7 @@ def _index_shard(url: str, options: ScanOptions) -> ShardContents:
 
 
 def _read_sidecar(url: str, options: ScanOptions) -> ShardIndex | None:
-    """Return the sidecar index of a shard if it is valid.
+    """Return the index of a shard if it is valid.
 
     Raises:
         StaleSidecarError: it groups members by another key rule.

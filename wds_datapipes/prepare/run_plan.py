@@ -94,7 +94,7 @@ class RunShape:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What each host of a run reads and stores, measured on its first host.
+    """The reads and the storage of each host of a run, measured on its first host.
 
     Attributes:
         steps: the number of steps per epoch.

@@ -35,7 +35,7 @@ class ScanKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class ScanOptions:
-    """How functions that examine a whole dataset read its shards.
+    """Options of functions that examine a whole dataset for reading its shards.
 
     Attributes:
         key_rule: splits member names into keys and fields.

@@ -75,7 +75,7 @@ class DatasetStats:
 
 
 class _ShardStats(NamedTuple):
-    """What is counted in a shard; under None in ``sizes`` are the sizes of samples."""
+    """The counts of a shard; under None in ``sizes`` are the sizes of samples."""
 
     bytes: int | None
     sizes: dict[str | None, array[int]]

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 from wds_datapipes.redaction.signatures import without_signature
 
 SCHEME = re.compile(r"(?i)[a-z][a-z\d+.-]{0,30}\Z")
-#: The text up to white space; an ``@`` at its end may be a part of a password that goes on.
+#: The text up to white space; an ``@`` at its end may be a part of a password that continues.
 WORD = re.compile(r"(?:\S{0,1024}@\s{1,99})?\S*")
 #: The end of a query within a longer text: a quote, or the next part of a chained URL.
 QUERY_END = re.compile(r"['\"`]|::")

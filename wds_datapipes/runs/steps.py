@@ -65,8 +65,8 @@ class RunSteps:
 
     Step t is the t-th global batch that the loop received, counted from 0 at the beginning of the run. If a state in
     the middle of a batch is resumed on other ranks or workers, the part before it counts as a step. A state contains
-    how many steps a loop has received of each epoch that it left early, by ``break`` or ``islice``. The steps after the
-    state are those of a loop that goes on to receive whole epochs.
+    how many steps a loop has received of each epoch that it left early, by ``break`` or ``islice``. For steps after
+    the state, the loop is assumed to receive whole epochs.
 
     Args:
         pipeline: the pipeline as it was built for training, with `IndexedSamples` or ``.log_samples(positions=)``.

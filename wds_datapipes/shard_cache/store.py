@@ -35,7 +35,7 @@ class CacheFolder:
 
     A copy is locked during its download and pinned while it is read, by file locks that the operating system releases
     when a process ends. Each shard is therefore downloaded once, even if many processes request it. When an object of
-    this class, or a run, first opens a copy, it may ask the store whether the shard is still the same.
+    this class, or a run, first opens a copy, it asks the store, if necessary, whether the shard has changed.
 
     Args:
         folder: the folder, which is created if needed.

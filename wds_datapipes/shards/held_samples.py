@@ -133,7 +133,7 @@ def read_again(
     """Yield the samples that later stages held back, which come first.
 
     Args:
-        samples: these samples in any order, and then others, of which one is yielded if some of the former are missing.
+        samples: these samples in any order, and then others. One of the others is yielded if some of these are missing.
         awaited: the samples that were held back.
         position: returns the position of the last of ``samples``.
         may_lack: returns whether an error policy has skipped some samples.

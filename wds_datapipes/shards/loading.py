@@ -29,7 +29,7 @@ from wds_datapipes.types import MemberTuple, Shard
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """How shards of any format are opened and read; `ShardLoader` describes each option.
+    """Options for opening and reading shards of any format; `ShardLoader` describes each option.
 
     A subclass represents a format: it has the options of the format, and turns the stream of a shard into items.
 
@@ -86,7 +86,7 @@ class StreamOptions:
 
 @dataclass(frozen=True)
 class ReadOptions(StreamOptions):
-    """How tar shards are read; `ShardLoader` describes each option.
+    """Options for reading tar shards; `ShardLoader` describes each option.
 
     Raises:
         TypeError: an option has the wrong type.

@@ -38,7 +38,7 @@ KEY = "__key__"
 
 @dataclass(frozen=True)
 class RecordOptions(StreamOptions):
-    """How record shards are read; `RecordLoader` describes each option.
+    """Options for reading record shards; `RecordLoader` describes each option.
 
     Raises:
         TypeError: an option has the wrong type.
@@ -236,7 +236,7 @@ class RecordFormat(NamedTuple):
 def split_json_lines(window: bytes, is_end: bool) -> Iterator[tuple[int, Any]]:
     """Split JSON lines in UTF-8. The last line needs no line break if its value is complete.
 
-    A line may begin with a byte order mark, which editors write, and of which joined files have several.
+    A line may begin with a byte order mark, which editors write; joined files have several of them.
     """
     at = 0
     while at < len(window):

@@ -20,7 +20,7 @@ NAME_BYTES, PREFIX_BYTES = 100, 155
 
 
 class _Checksums(dict[int, bytes]):
-    """Caches the text of checksums, of which there are a few thousand different ones."""
+    """Caches the text of checksums; only a few thousand different ones occur."""
 
     def __missing__(self, total: int) -> bytes:
         field = self[total] = b"%06o\0 " % total

@@ -194,7 +194,7 @@ class PhasePlan:
         return found.step + (epoch - found.epoch) * found.steps + self.steps_before(epoch, position)
 
     def at(self, step: int) -> PhasePlan:
-        """Return the plan when a step was made: later phases had not begun, and the loop had not left its epoch yet.
+        """Return the plan at the time of a step: later phases had not begun, and the loop had not left its epoch.
 
         Raises:
             StateError: the samples of the step are unknown.
@@ -333,7 +333,7 @@ class PhasePlan:
 
 
 def _passed(passes: Sequence[Pass], count: int) -> float:
-    """Return the number of passes over a dataset that some draws make."""
+    """Return the number of passes over a dataset that a number of draws amounts to."""
     last = [each for each in passes if each.draws.sum() <= count][-1]
     return last.number + (count - int(last.draws.sum())) / max(last.samples, 1)
 

@@ -19,7 +19,7 @@ GAP_SAMPLES = 32
 
 
 class ReadPlan(NamedTuple):
-    """How to read samples of a shard.
+    """A plan for reading samples of a shard.
 
     Attributes:
         keys: the key of each sample.

@@ -165,7 +165,7 @@ class HttpStatusError(Exception):
 
 
 class Access(NamedTuple):
-    """How to reach servers.
+    """Access to servers.
 
     Attributes:
         timeout_s: the time limit in seconds for all headers of a response, and for each part of its body; also for
@@ -217,7 +217,7 @@ def request_steps(url: str, headers: Mapping[str, str], access: Access, method: 
 
 
 class Place(NamedTuple):
-    """Where a URL is requested.
+    """The place where a URL is requested.
 
     Attributes:
         url: the URL.

@@ -99,7 +99,7 @@ class StateManager:
             pipe: the pipeline, before the split.
 
         Raises:
-            StateError: other ranks resume an epoch of which this rank has no state.
+            StateError: other ranks resume an epoch, but this rank has no state of it.
             RuntimeError: the number of workers or the list of shards differs from that of rank 0.
             RankLostError: another rank does not arrive in time.
         """

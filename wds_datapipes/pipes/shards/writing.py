@@ -19,8 +19,8 @@ class SampleWriter(FunctionStage[ShardInfo]):
     """Writes samples to shards, as `ShardWriter` does (functional name: ``write_wds_shards``).
 
     This is the last stage of a pipeline; it writes while it is iterated. Values are encoded as by ``wds_encode``. If
-    iteration stops early or raises an error, finished shards remain and unfinished ones are removed, with a warning if
-    no error tells.
+    iteration stops early or raises an error, finished shards remain and unfinished ones are removed, with a
+    warning unless an error is raised.
 
     Workers and ranks that share the data through ``sharding_filter`` write separate shards. In the pattern,
     ``{worker}`` and ``{rank}`` are replaced by numbers, and each writer counts from ``start_shard``. Writers with the
