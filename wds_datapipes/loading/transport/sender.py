@@ -61,7 +61,7 @@ class Sender:
     def __init__(self, channel: socket.socket, *, window: int, together: int, name: str = "") -> None:
         self._channel = channel
         self._name = name
-        self._parts = b""
+        self._parts = bytearray()
         self._window = window
         self._together = together
         self._pool = SegmentPool()
@@ -232,7 +232,7 @@ class Sender:
             self._parts += body
             if header.kind == Command.RESET:
                 self.requests.append((header.epoch, unpack(self._parts)))
-                self._parts = b""
+                self._parts = bytearray()
             return True
         with self._lock:
             if header.epoch == self.epoch:
