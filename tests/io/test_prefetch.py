@@ -22,6 +22,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from wds_datapipes.io import prefetch
 from wds_datapipes.io.remote import fsspec_file
+from wds_datapipes.io.urls import store_of
 from wds_datapipes.shards.loading import ReadOptions, load_wds_shards
 from wds_datapipes.testing import build_shard
 
@@ -171,7 +172,7 @@ def test_all_threads_end_after_an_interruption(
 def test_a_thread_may_collect_the_iteration_that_it_reads_for(
     shards: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    is_garbage, failures, store_of = threading.Event(), list[object](), prefetch.store_of
+    is_garbage, failures = threading.Event(), list[object]()
 
     def collect(url: str) -> str:
         if url == shards["c"] and threading.current_thread() in threads():
