@@ -22,11 +22,13 @@ import psutil
 import pytest
 from process_stacks import runs
 
-from wds_datapipes import ReadLimits, ShardList, TarWriter, last_dot
+from wds_datapipes import ReadLimits, ShardList, ShardWriter, TarWriter, last_dot
 from wds_datapipes.errors import EncodeError, ShardWriteError, TruncatedShardError
 from wds_datapipes.io.sinks import LocalSink
 from wds_datapipes.tar.reader import read_members
 from wds_datapipes.writing import ShardInfo, packers
+from wds_datapipes.writing.shard_file import ShardFile
+from wds_datapipes.writing.unclosed import OPEN
 
 SAMPLE = {"__key__": "a", "__url__": "elsewhere.tar", "txt": "a cat", "cls": 7}
 LARGE = {"__key__": "large", "bin": bytes(3 << 20)}
@@ -114,6 +116,16 @@ def test_a_dropped_writer_leaves_nothing_but_a_warning() -> None:
     assert files() == []
 
 
+def test_one_warning_is_enough_whichever_part_of_a_writer_is_discarded_first(recwarn: pytest.WarningsRecorder) -> None:
+    writer = ShardWriter("s-%d.tar", verbose=False)
+    writer.write(SAMPLE)
+    shard = next(each for each in OPEN if isinstance(each, ShardFile) and each.samples)
+    shard.abandon()
+    writer.abandon()
+    assert ["'s-0.tar' with 1 sample was discarded" in str(each.message) for each in recwarn] == [True]
+    assert files() == []
+
+
 UNCLOSED = """
 from wds_datapipes import ShardWriter, TarWriter
 from torch.utils.data.datapipes.iter import IterableWrapper
@@ -145,7 +157,7 @@ write()
 @pytest.mark.parametrize(
     ("where", "make", "written", "lost"),
     [
-        *((where, "TarWriter('s.tar')", [], r"the shard 's\.tar' with 5 samples was") for where in ("local", "kept")),
+        *((where, "TarWriter('s.tar')", [], r"The shard 's\.tar' with 5 samples was") for where in ("local", "kept")),
         *((where, "ShardWriter('s-%d.tar')", [], r"'s-0\.tar' with 5 samples was") for where in ("local", "cycle")),
         ("kept", "ShardWriter('s-%d.tar', maxcount=3)", ["s-0.tar"], r"'s-1\.tar' with 2 samples was"),
         ("kept", "ShardWriter('s-%d.tar', maxcount=5)", ["s-0.tar"], ""),

@@ -178,7 +178,9 @@ class ShardFile(ClosableWriter):
 
     def describe_loss(self) -> str:
         """Describe the shard that is not finished."""
-        return f"the shard {redact(self._target.url)!r} with {plural(self.samples, 'sample')} was"
+        if self._closed:
+            return ""
+        return f"The shard {redact(self._target.url)!r} with {plural(self.samples, 'sample')} was"
 
     def _flush(self) -> None:
         chunks = join_small(self._buffer) if self._has_large else [b"".join(self._buffer)]
