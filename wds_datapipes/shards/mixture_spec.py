@@ -163,7 +163,7 @@ class _Dataset:
         self.name = str(self.facts.get("name", f"@{bucket}"))
         self.where = f"{where} ({self.name})"
         if misplaced := [key for key in own if key in TOP_KEYS and key not in DATASET_KEYS]:
-            raise SpecError(f"{self.where} has the key {misplaced[0]!r}, which belongs beside 'datasets'")
+            raise SpecError(f"{self.where} has the key {misplaced[0]!r}, which belongs next to 'datasets'")
         self.settings = self._settings()
         texts = _strings(self.facts.get("shards"), self.where, "shards")
         with self._naming_errors():

@@ -111,7 +111,7 @@ def test_workers_share_one_draw_and_the_next_epoch_has_another(workers: int) -> 
     ("dataset", "message"),
     [
         ({"shards": "a.tar", "chose": 1}, r"datasets\[1\] \(web\) has the key 'chose'. If this means 'choose'"),
-        ({"shards": "a.tar", "prefix": "s3://"}, r"\(web\) has the key 'prefix', which belongs beside 'datasets'"),
+        ({"shards": "a.tar", "prefix": "s3://"}, r"\(web\) has the key 'prefix', which belongs next to 'datasets'"),
         ({"shards": "a.tar", "choose": 1, "resample": 1}, r"datasets\[1\] \(web\) has choose and resample; only one"),
         (
             {"shards": "{1..3}.tar", "choose": 4},
