@@ -159,7 +159,7 @@ def test_reading_writes_to_a_store_only_if_it_is_asked_to(place: Place, tmp_path
     with pytest.raises(
         StaleSidecarError,
         match=r"/0\.tar has no valid index, nor 1 other shard: .*0\.tar\.wdsidx cannot be opened: .*"
-        r'Build it with `wds-datapipes index` or build_indexes. Reading writes to a store only .*indexes="build"\)',
+        r'Build it with `wds-datapipes index` or build_indexes. By default, reading writes no .*indexes="build"\)',
     ):
         IndexedSamples(place.url, access=place.access)
     access = AccessOptions(index_dir=tmp_path / "indexes", indexing=options, storage_options=store)

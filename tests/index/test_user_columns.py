@@ -71,10 +71,10 @@ def test_only_the_fields_of_places_are_read(tmp_path: Path) -> None:
     assert (columns["is_b"].tolist(), columns["text"].tolist()) == ([True], ["text"])
     for place, message in (
         ("cls", "no such field in the sample 'x' "),
-        ("meta.json.a.2", "without '2'"),
-        ("meta.json.a.b", "without 'b'"),
-        ("meta.json.a.0.c", "without 'c'"),
-        ("txt.0", "has 'text' there, without '0'"),
+        ("meta.json.a.2", "has no '2'"),
+        ("meta.json.a.b", "no 'b'"),
+        ("meta.json.a.0.c", "no 'c'"),
+        ("txt.0", "has 'text', which has no '0'"),
     ):
         with pytest.raises(MissingFieldError, match=f"The column of '{place}' has no value: .*{message}"):
             build_index(url, columns={"new": place})

@@ -204,7 +204,7 @@ def keys_in(manifest: Manifest) -> list[str]:
 
 
 def on_rank(kind: Any, build: Callable[[int], Any], rank: int, ranks: int, workers: int, state: Any) -> list[Any]:
-    """Return the batches of a rank, of which there may be more than on others."""
+    """Return the batches of a rank, which may have more than others."""
     with closing(kind(lambda: build(ranks), workers, state, distributed=(rank, ranks))) as run:
         return [*run.epoch()]
 

@@ -125,7 +125,7 @@ def test_a_loader_without_a_seed_has_no_state(opened: ExitStack) -> None:
 
 def test_a_stream_before_the_loader_has_no_state(opened: ExitStack) -> None:
     stream = StatefulShards(pipeline().with_epoch(5), seed=1)
-    with pytest.raises(StateError, match=r"reads a loader, of whose stages EpochSetter continues from one epoch"):
+    with pytest.raises(StateError, match=r"reads a loader in which EpochSetter continues from one epoch"):
         mixed(DataLoader(stream, batch_size=None))
     with pytest.raises(RuntimeError, match="must be able to restart its source"):
         list(LoaderBatches(dataloader2(opened, 0)).with_epoch(3))
@@ -133,7 +133,7 @@ def test_a_stream_before_the_loader_has_no_state(opened: ExitStack) -> None:
 
 def test_only_the_main_process_reads_a_loader(opened: ExitStack) -> None:
     data = mixed(dataloader(opened, 0))
-    with pytest.raises(RuntimeError, match=r"(?s)the main process does\. Use num_workers=0 after it"):
+    with pytest.raises(RuntimeError, match=r"(?s)cannot read its loader in a worker process\. Use num_workers=0"):
         list(DataLoader(data, batch_size=None, num_workers=1))
     with pytest.raises(TypeError, match="a loader, which cannot be copied, and DataLoader2 copies its pipeline"):
         copy.deepcopy(LoaderBatches(dataloader(opened, 0)))

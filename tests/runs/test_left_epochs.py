@@ -128,7 +128,7 @@ TAKES = st.lists(st.sampled_from([None, 0, 1, 2, 3, 6]), min_size=1, max_size=6)
     ),
 )
 def test_steps_of_random_runs(takes: Any, loader: Any, parts: dict[int, int], ranks: int, options: Any) -> None:
-    """A run that resumes from a state of an epoch that the loop has left goes on in that epoch."""
+    """A run that resumes from a state of an epoch that the loop has left continues in that epoch."""
     later = [part for part in sorted(parts.items()) if part[0] < len(takes)]
     if loader[0] is Stateful:  # its states are those of the same workers on one rank
         later = [(first, 1) for first, _ in later] if ranks == 1 else []
@@ -201,7 +201,7 @@ def test_epochs_may_be_repeated_and_left_out() -> None:
 
 def test_a_schedule_needs_epochs_that_follow_each_other() -> None:
     data = StatefulShards(indexed(weights=SCHEDULE), seed=3)
-    for epoch in (2, 3):  # a run that goes on without a state
+    for epoch in (2, 3):  # a run that continues without a state
         data.set_epoch(epoch)
         next(iter(data))
     data.set_epoch(3)

@@ -342,8 +342,8 @@ def _check_may_build(missing: Sequence[_Opened], access: AccessOptions) -> None:
     instead = ""
     if access.indexes == "local":
         instead = (
-            ". Reading writes to a store only if it is asked to: pass access=AccessOptions(index_dir=...), a folder of "
-            'this host, or AccessOptions(indexes="build")'
+            ". By default, reading writes no index to a store: pass access=AccessOptions(index_dir=...) with a local "
+            'folder, or access=AccessOptions(indexes="build")'
         )
     raise StaleSidecarError(
         f"{redact(first.url)} has no valid index{count}: {first.problem}. Build it with `wds-datapipes index` or "

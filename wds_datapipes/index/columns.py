@@ -68,14 +68,14 @@ class FieldColumns:
             if not (
                 key.isdecimal() and int(key) < len(value) if is_array else isinstance(value, dict) and key in value
             ):
-                raise _missing_error(place, f"{describe_sample(sample)} has {value!r:.100} there, without {key!r}")
+                raise _missing_error(place, f"{describe_sample(sample)} has {value!r:.100}, which has no {key!r}")
             value = value[int(key) if is_array else key]
         return value
 
 
 def _missing_error(place: str, found: str) -> MissingFieldError:
     return MissingFieldError(
-        f"The column of {place!r} has no value: {found}. A function for columns may return another value then"
+        f"The column of {place!r} has no value: {found}. To store another value then, pass a function"
     )
 
 

@@ -82,11 +82,13 @@ class LoaderBatches(SeededStage, EngineStage[Any]):
         if run.seed is None:
             return "reads a loader that has no seed: call loader.seed(n) before you pass it to LoaderBatches"
         obstacle = PipelineGraph(run.pipe).replay_obstacle
-        return obstacle and f"reads a loader, of whose stages {obstacle}"
+        return obstacle and f"reads a loader in which {obstacle}"
 
     def __iter__(self) -> Iterator[Any]:
         if get_worker_info() is not None:
-            raise RuntimeError("LoaderBatches reads a loader, which the main process does. Use num_workers=0 after it")
+            raise RuntimeError(
+                "LoaderBatches cannot read its loader in a worker process. Use num_workers=0 for the loader after it"
+            )
         loader, run = self._hidden.value
         if (place := self.take_place()) is not None:
             run.set_epoch(place[1])

@@ -115,7 +115,7 @@ def run_worker(
 
 
 def await_end(main: socket.socket) -> None:
-    """Wait until the main process exits, because it reports the end of a worker, and that of this process follows."""
+    """Wait until the main process exits: it would report the exit of this process instead of the worker that ended."""
     poll = select.poll()
     poll.register(main, 0)  # its end is reported nevertheless
     poll.poll()
