@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from wds_datapipes import ReadLimits
-from wds_datapipes.errors import CorruptShardError, ReadLimitError
+from wds_datapipes.errors import CorruptShardError, ReadLimitError, TruncatedShardError
+from wds_datapipes.tar.headers import EndMarker
 from wds_datapipes.tar.reader import read_members
 
 END = bytes(1024)
@@ -138,3 +139,14 @@ def test_what_follows_the_end_is_ignored_on_request(zeros: int, rest: bytes) -> 
     stream = io.BytesIO(archive)
     list(read_members(stream, shard="s.tar", end_marker="final"))
     assert stream.read() == b""
+
+
+@pytest.mark.parametrize("end_marker", ["required", "final"])
+@pytest.mark.parametrize("zeros", [0, 512])
+def test_an_archive_that_ends_between_two_files_is_truncated_even_if_data_may_follow(
+    zeros: int, end_marker: EndMarker
+) -> None:
+    archive = A + B + bytes(zeros)
+    with pytest.raises(TruncatedShardError, match=r'pass end_marker="optional"'):
+        read(archive, end_marker=end_marker)
+    assert read(archive, end_marker="optional") == read_by_tarfile(archive)

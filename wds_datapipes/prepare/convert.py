@@ -125,7 +125,8 @@ def convert_shards(
         on_result: called in this process for each finished shard, in any order, starting with those that an earlier
             call finished.
         journal: the local path of the journal; by default, it is next to the shards, if they are local.
-        end_marker: ``"optional"`` accepts input archives without the two blocks of zeros at their end.
+        end_marker: ``"optional"`` accepts input archives without the two blocks of zeros at their end, and ``"final"``
+            ignores data that follow them.
         options: the arguments of `WriteOptions`: ``compress``, ``encoder``, ``index``, ``key_rule`` (for reading too),
             ``storage_options`` and so on; ``digest`` is true by default. In addition: ``retries=2``, the number of
             retries per shard, unless the error is deterministic, such as a TypeError of the function;

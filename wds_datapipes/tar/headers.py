@@ -197,7 +197,7 @@ class HeaderReader:
             )
         if block or inside:
             raise self._truncated()
-        if self._end_marker == "required":
+        if self._end_marker != "optional":
             raise TruncatedShardError(
                 f"{self._archive} ends at byte {self._ahead.position} without the two blocks of zeros that end a tar "
                 f"archive, so members may be missing. {INCOMPLETE}; or, if it was written without them, {END_MARKER}"
@@ -226,7 +226,7 @@ class HeaderReader:
                     f"If archives were concatenated, {IGNORE_ZEROS} to read them all. If the data belong to no "
                     f"archive, {FINAL} to ignore them, as tar does. Otherwise write or fetch it again"
                 )
-            if position == zeros_at + BLOCK and self._end_marker == "required" and position != self._stop:
+            if position == zeros_at + BLOCK and self._end_marker != "optional" and position != self._stop:
                 raise TruncatedShardError(
                     f"{self._archive} ends inside its end marker: one block of zeros at byte {zeros_at}, not two. "
                     f"{INCOMPLETE}; or, if it was written that way, {END_MARKER}"

@@ -35,7 +35,8 @@ class ShardScan:
         url: the shard.
         digest: compute the SHA-256 of the file, which reads all of it.
         ignore_zeros: continue after an end marker to read concatenated archives.
-        end_marker: ``"optional"`` accepts an archive without the two blocks of zeros at its end.
+        end_marker: ``"optional"`` accepts an archive without the two blocks of zeros at its end, and ``"final"``
+            ignores data that follow them.
         storage_options: passed to a remote file system.
         limits: the limits for the shard.
 

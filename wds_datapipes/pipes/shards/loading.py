@@ -82,9 +82,9 @@ class ShardLoader(ShardReadingStage[Member]):
         select_files: a function of a file's name, called before the data is read; return False to skip the file.
         rename_files: a function from a file's name to its new name; ``select_files`` receives the new name.
         ignore_zeros: continue after an end marker to read concatenated archives.
-        end_marker: ``"optional"`` accepts archives without the two blocks of zeros that normally end a tar archive, and
-            ``"final"`` ignores data that follow them.
-            Such an archive cannot be distinguished from one that was truncated between two files.
+        end_marker: ``"optional"`` accepts archives without the two blocks of zeros that usually end a tar archive. Such
+            an archive cannot be distinguished from one that was truncated between two files. ``"final"`` requires the
+            blocks and ignores data that follow them.
         on_error: ``"raise"``, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler; all but the first skip the rest of
             an unreadable shard. The incomplete sample at the error is never yielded.
         storage_options: options for fsspec to open the shards, such as credentials.
