@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wds_datapipes.errors import SampleSourceError
-from wds_datapipes.prepare.sample_spec import FilePart, SampleSpec, Source, UrlPart
+from wds_datapipes.prepare.sample_spec import FilePart, SampleSpec, Source, UrlPart, measure_sample, read_sample
 from wds_datapipes.prepare.sources.image_folder import find_images
 from wds_datapipes.prepare.sources.listing import Recipe, resolve_file
 from wds_datapipes.samples.keys import first_dot, last_dot
@@ -219,3 +219,22 @@ def test_photographs_of_phones_are_images() -> None:
     found = find_images("a", has_classes=False)
     assert [spec.key for spec in all_specs(found)] == ["1", "2", "3", "4"]
     assert found.left_out == {".mov": 1}
+
+
+@pytest.mark.parametrize(
+    ("offset", "size", "content"), [(0, None, b"0123"), (1, None, b"123"), (1, 2, b"12"), (4, 0, b"")]
+)
+def test_the_part_of_a_file_is_measured_as_it_is_read(
+    tmp_path: Path, offset: int, size: int | None, content: bytes
+) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"0123")
+    spec = SampleSpec("a", {"bin": FilePart(str(file), offset, size)}, "the sample a")
+    assert measure_sample(spec).sizes == [len(content)]
+    assert read_sample(spec) == {"__key__": "a", "bin": content}
+
+
+def test_a_part_that_begins_after_the_end_of_its_file_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"0123")
+    with pytest.raises(SampleSourceError, match="it ends at byte 4, before byte 5"):
+        measure_sample(SampleSpec("a", {"bin": FilePart(str(tmp_path / "file"), 5)}, "the sample a"))

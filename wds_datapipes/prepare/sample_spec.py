@@ -104,11 +104,11 @@ def measure_sample(spec: SampleSpec, storage_options: Mapping[str, Any] | None =
                 found = os.stat(part.path)  # noqa: PTH116  faster than Path, called millions of times
                 if not stat.S_ISREG(found.st_mode):
                     raise ValueError("it is a folder" if stat.S_ISDIR(found.st_mode) else "it is not a regular file")
-                if part.size is not None and found.st_size < part.offset + part.size:
-                    raise ValueError(f"it ends at byte {found.st_size:,}, before byte {part.offset + part.size:,}")
+                if found.st_size < (end := part.offset + (part.size or 0)):
+                    raise ValueError(f"it ends at byte {found.st_size:,}, before byte {end:,}")
             sizes.append(found.st_size - part.offset if part.size is None else part.size)
             facts = (part.path, found.st_size, found.st_mtime_ns)
-            facts = facts if part == FilePart(part.path) else (*facts, part.offset, part.size)
+            facts = facts if part.offset == 0 and part.size is None else (*facts, part.offset, part.size)
         elif isinstance(part, UrlPart) and split_scheme(part.url)[0] == "pipe":
             sizes.append(None)
             facts = (part.url,)
@@ -138,8 +138,9 @@ def read_sample(spec: SampleSpec, storage_options: Mapping[str, Any] | None = No
         with _explained(field, part, spec):
             if isinstance(part, FilePart):
                 with open(part.path, "rb", buffering=0) as file:  # noqa: PTH123  faster than Path
-                    if part.size is not None:
+                    if part.offset:
                         file.seek(part.offset)
+                    if part.size is not None:
                         sample[field] = b"".join(_read_exactly(file, part.size))
                         continue
                     sample[field] = file.readall()  # type: ignore[attr-defined, unused-ignore]  # a FileIO
