@@ -152,7 +152,6 @@ def test_links_are_followed_but_not_in_circles() -> None:
     [
         ("in", "../a.jpg", "in/../a.jpg"),
         ("in", "/a.jpg", "/a.jpg"),
-        ("in", "simplecache::memory://a.jpg", "in/simplecache::memory://a.jpg"),
         ("s3://bucket/in", "a.jpg", "s3://bucket/in/a.jpg"),
         ("s3://bucket/in/", "/a.jpg", "/a.jpg"),
         ("s3://bucket/in", "file:a%20b.jpg", "a b.jpg"),
@@ -161,7 +160,12 @@ def test_links_are_followed_but_not_in_circles() -> None:
 )
 def test_names_are_relative_to_the_root(root: str, name: str, place: str) -> None:
     part = resolve_file(name, root, "row 1")
-    assert part == (UrlPart(place) if "://" in place and place[:3] != "in/" else FilePart(place))
+    assert part == (UrlPart(place) if "://" in place else FilePart(place))
+
+
+def test_a_chain_of_file_systems_is_no_file_name() -> None:
+    with pytest.raises(SampleSourceError, match=r"row 1: 'simplecache::memory://a\.jpg' is a chain of file systems"):
+        resolve_file("simplecache::memory://a.jpg", "in", "row 1")
 
 
 # Recipes
