@@ -238,3 +238,15 @@ def test_the_names_of_torchdatas_stages_are_known() -> None:
 def test_importing_shows_no_warning(tmp_path: Path) -> None:
     code = "import wds_datapipes, torchdata.dataloader2, torchdata.datapipes"
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, cwd=tmp_path)
+
+
+def test_finders_of_the_old_kind_are_passed() -> None:
+    """Such as that of six 1.15, which has ``find_module`` only."""
+    program = (
+        "import sys, warnings; warnings.simplefilter('ignore')\n"
+        "sys.meta_path.insert(0, type('Finder', (), {'find_module': lambda *_: None})())\n"
+        "import wds_datapipes, torchdata.dataloader2\n"
+        "print('ShardReadingService' in wds_datapipes.__all__)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr

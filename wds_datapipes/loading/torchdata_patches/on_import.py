@@ -61,7 +61,7 @@ def has_dataloader2() -> bool:
             return False
     if (spec := importlib.util.find_spec("torchdata")) is None:
         return False
-    return any(finder.find_spec(name, spec.submodule_search_locations) is not None for finder in sys.meta_path)
+    return _find(name, spec.submodule_search_locations) is not None
 
 
 def import_stages() -> bool:
@@ -84,6 +84,15 @@ def silence_banner() -> Any:
         yield
 
 
+def _find(
+    name: str, path: Sequence[str] | None, target: ModuleType | None = None, *, without: object = None
+) -> ModuleSpec | None:
+    """Find a module as ``import`` does, without one of the finders."""
+    # Until Python 3.12, finders such as that of six 1.15 may have only find_module.
+    finders = (each for each in sys.meta_path if each is not without and hasattr(each, "find_spec"))
+    return next(filter(None, (each.find_spec(name, path, target) for each in finders)), None)
+
+
 class _TorchdataFinder(MetaPathFinder):
     """Finds a package as other finders do, with a loader that calls a function afterwards."""
 
@@ -96,8 +105,7 @@ class _TorchdataFinder(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname != self._package:
             return None
-        found = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
-        spec = next(filter(None, found), None)
+        spec = _find(fullname, path, target, without=self)
         if spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader, self._act)
         return spec
