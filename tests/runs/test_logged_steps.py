@@ -124,6 +124,18 @@ def test_an_incomplete_log_is_an_error() -> None:
         run.samples(0)
 
 
+def test_steps_before_the_first_batch_of_a_worker_without_a_log_are_known() -> None:
+    """A run may be killed before all its workers have begun an epoch."""
+    with open_service(stream(2), 2) as loader:
+        first = next(iter(loader))
+        state = loader.reading_service.state_dict()
+    for log in Path("log").rglob("*-1of2.positions"):
+        log.unlink()
+    assert [each.key for each in explain(stream(2), state, 0)] == keys_of(first)
+    with pytest.raises(StateError, match="ends before epoch 0 or lacks some of its workers"):
+        explain(stream(2), state, 1)
+
+
 def test_a_log_that_lacks_samples_before_a_state_is_not_continued() -> None:
     state = begun(stream(2))
     (log,) = Path("log").rglob("*.positions")

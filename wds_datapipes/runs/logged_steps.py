@@ -6,7 +6,6 @@ import os
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +91,7 @@ class LoggedSteps:
             epoch = visits[0][0]
             if lefts == [(0, 0)] * len(lefts):
                 continue
-            logs, counts = self._open_epoch(epoch, is_whole=None in lefts)
+            logs, counts = self._open_epoch(epoch)
             received, ranks = counts.sum(axis=1), len(counts)
             if len(epochs) > 1 or (any(lefts) and len(lefts) != ranks):
                 raise StateError(
@@ -104,18 +103,28 @@ class LoggedSteps:
             for rank, left in enumerate(lefts):
                 if left is not None:
                     received[rank] = min(received[rank], left[0])
+            # If all loops have left the epoch early, some workers may have ended before they began their logs.
+            lacking = [worker for row in logs for worker, log in enumerate(row) if None in lefts and not log.exists()]
+            if lacking:
+                received = np.minimum(received, min(lacking))
             yield epoch, received, logs, counts
+            if lacking:
+                raise self._incomplete_error(epoch)
 
-    def _open_epoch(self, epoch: int, *, is_whole: bool) -> tuple[list[list[Path]], Numbers]:
-        """Return the logs of an epoch by rank and worker, and the number of batches in each.
+    def _open_epoch(self, epoch: int) -> tuple[list[list[Path]], Numbers]:
+        """Return the logs of an epoch by rank and worker, and the number of batches in each; 0 if it does not exist.
 
-        If all loops have left the epoch early, some workers may have ended before they began their logs.
+        Raises:
+            StateError: there is no log, or the logs have different numbers of ranks or workers.
         """
         attempts = [*self._folder.glob(f"{epoch:06}-0of*-0of*.positions")]
-        ranks, workers = map(int, re.findall(r"of(\d+)", attempts[0].name)) if attempts else (0, 0)
+        if len(attempts) != 1:
+            raise self._incomplete_error(epoch)
+        ranks, workers = map(int, re.findall(r"of(\d+)", attempts[0].name))
         names = [[f"{rank}of{ranks}-{worker}of{workers}" for worker in range(workers)] for rank in range(ranks)]
         logs = [[self._folder / f"{epoch:06}-{name}.positions" for name in row] for row in names]
-        if len(attempts) != 1 or (is_whole and not all(path.exists() for path in chain(*logs))):
-            raise StateError(f"The log in {self._folder} ends before epoch {epoch} or lacks some of its workers")
         sizes = np.array([[path.stat().st_size if path.exists() else 0 for path in row] for row in logs])
         return logs, self._batches.count(sizes // BYTES)
+
+    def _incomplete_error(self, epoch: int) -> StateError:
+        return StateError(f"The log in {self._folder} ends before epoch {epoch} or lacks some of its workers")
