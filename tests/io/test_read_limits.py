@@ -387,8 +387,11 @@ def test_windows_have_a_limit_with_a_name(compress: str, tmp_path: Path) -> None
     shards = IterableWrapper([str(file)])
     [member] = shards.load_wds_shards()
     assert member.data == b"one"
-    with pytest.raises(ReadLimitError, match=r"need a larger window or dictionary, and the limit is window_bytes="):
-        list(shards.load_wds_shards(limits=ReadLimits(window_bytes=128 << 20)))
+    for most in (128 << 20, 100, 0):
+        with pytest.raises(
+            ReadLimitError, match=rf"need a larger window or dictionary, and the limit is window_bytes={most}\."
+        ):
+            list(shards.load_wds_shards(limits=ReadLimits(window_bytes=most)))
     [member] = shards.load_wds_shards(limits=ReadLimits(window_bytes=None))
     assert member.data == b"one"
 

@@ -20,8 +20,8 @@ Compress: TypeAlias = "bool | Literal['gz', 'bz2', 'xz', 'zst'] | None"
 INPUT_BYTES = 64 << 10
 #: Compressed bytes per call of zstandard, which returns the whole output: up to 32,768 times as many bytes.
 ZSTD_INPUT_BYTES = 4 << 10
-#: The largest window of zstd.
-ZSTD_WINDOW_BYTES = 1 << 31
+#: The smallest and the largest window of zstd.
+ZSTD_LEAST_BYTES, ZSTD_MOST_BYTES = 1 << 10, 1 << 31
 #: Length of the longest magic bytes below.
 HEAD_BYTES = 10
 #: The errors of decompressors for damaged data.
@@ -58,7 +58,7 @@ class _ZstdDecompressorUnit:
 
     def __init__(self, limits: ReadLimits) -> None:
         zstandard = require("zstandard", extra="zst", purpose="read shards compressed with zstd")
-        window = min(limits.most("window_bytes"), ZSTD_WINDOW_BYTES)
+        window = min(max(limits.most("window_bytes"), ZSTD_LEAST_BYTES), ZSTD_MOST_BYTES)
         self._frame = zstandard.ZstdDecompressor(max_window_size=window).decompressobj()
         self._error = zstandard.ZstdError
 
