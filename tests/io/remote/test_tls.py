@@ -112,16 +112,17 @@ class Closing(socketserver.BaseRequestHandler):
         server: Any = self.server
         with suppress(OSError), server.context.wrap_socket(self.request, server_side=True) as connection:
             connection.recv(1 << 16)
-            connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n" + server.body)
+            connection.sendall(server.head + server.body)
             if server.says_end:
                 connection.unwrap()
 
 
 @pytest.fixture
 def closing(nginx: Nginx) -> Iterator[Any]:
-    """A server of `Closing`, with the attributes ``url``, ``options``, ``body`` and ``says_end``."""
+    """A server of `Closing`, with the attributes ``url``, ``options``, ``head``, ``body`` and ``says_end``."""
     server: Any = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Closing)
-    server.daemon_threads, server.says_end, server.body = True, False, b""
+    server.daemon_threads, server.says_end = True, False
+    server.head, server.body = b"HTTP/1.1 200 OK\r\n\r\n", b""
     server.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.context.load_cert_chain(nginx.authority.parent / "certificate.pem")
     server.url = f"https://127.0.0.1:{server.server_address[1]}/a"
@@ -151,6 +152,16 @@ def test_records_of_a_cut_connection_are_an_error(closing: Any, tmp_path: Path, 
     if count:  # a shard without records is an error
         for caches in ([], [tmp_path / "copies"]):
             assert len(records(closing.url, closing.options, *caches)) == count
+
+
+@pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\nX-A"])
+@pytest.mark.parametrize("says_end", [False, True])
+def test_a_connection_that_ends_in_the_headers_is_an_error_that_says_so(
+    closing: Any, head: bytes, says_end: bool
+) -> None:
+    closing.head, closing.says_end = head, says_end
+    with pytest.raises(WdsError, match=r"a\.jsonl.*has closed the connection before the end of its headers"):
+        records(closing.url, closing.options)
 
 
 def test_other_files_of_a_cut_connection_are_an_error(closing: Any, tmp_path: Path) -> None:

@@ -112,7 +112,10 @@ class Connection:
             if not getattr(self.sock, "pending", int)():  # bytes that TLS has decrypted
                 # Even if bytes are available, so that endless headers do not hold up other requests.
                 yield self.sock, POLLIN
-            more = yield from self.attempt(partial(self.sock.recv, RECEIVED_BYTES))
+            try:
+                more = yield from self.attempt(partial(self.sock.recv, RECEIVED_BYTES))
+            except ssl.SSLEOFError:  # without close_notify
+                more = b""
             if not more:
                 raise RemoteDisconnected("the server has closed the connection before the end of its headers")
             self.received += more
