@@ -176,6 +176,11 @@ def _is_integer(value: object) -> bool:
     return not isinstance(value, bool) and hasattr(value, "__index__") and getattr(value, "shape", ()) == ()
 
 
+def _is_flag(value: object) -> bool:
+    # webdataset's ShardWriter documents verbose=1, for example.
+    return isinstance(value, bool | np.bool_) or (isinstance(value, int) and value in (0, 1))
+
+
 def _is_number(value: object) -> bool:
     return _is_integer(value) or (isinstance(value, Real) and not isinstance(value, bool))
 
@@ -190,7 +195,7 @@ _CLASSES = ("AccessOptions", "EpochOptions", "IndexOptions", "Instance", "Manife
 #: The kinds of values, by the words with which annotations begin.
 _KINDS = {
     "None": _Kind("None", lambda value: value is None),
-    "bool": _Kind("True or False", lambda value: isinstance(value, bool | np.bool_)),
+    "bool": _Kind("True or False", _is_flag),
     "int": _Kind("an integer", _is_integer),
     "float": _Kind("a number", _is_number),
     "str": _Kind("a string", lambda value: isinstance(value, str)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -186,3 +187,16 @@ class Marker(str, enum.Enum):
 @pytest.mark.parametrize("value", [Marker.FINAL, np.str_("final")])
 def test_a_choice_may_be_of_a_class_derived_from_str(value: str) -> None:
     wds_datapipes.ShardList("a.tar").load_wds_shards(end_marker=value)
+
+
+@pytest.mark.parametrize("options", [{"maxcount": 1e4, "verbose": 0}, {"maxcount": float("inf"), "verbose": 1}])
+def test_numbers_are_written_as_for_webdatasets_writer(options: Any, tmp_path: Path) -> None:
+    with wds_datapipes.ShardWriter(tmp_path / "%d.tar", **options) as writer:
+        writer.write({"__key__": "a", "cls": 1})
+    assert [shard.samples for shard in writer.shards] == [1]
+
+
+@pytest.mark.parametrize(("value", "error"), [(0.5, ValueError), (float("nan"), ValueError), ("9", TypeError)])
+def test_shards_have_at_least_one_sample(value: Any, error: type[Exception], tmp_path: Path) -> None:
+    with pytest.raises(error, match="maxcount must be"):
+        wds_datapipes.ShardWriter(tmp_path / "%d.tar", maxcount=value)

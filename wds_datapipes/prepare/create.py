@@ -70,7 +70,7 @@ def create_shards(
     source: Source,
     output: str | os.PathLike[str],
     *,
-    maxcount: int = 100_000,
+    maxcount: float = 100_000,
     maxsize: float = 3e9,
     function: Callable[[Sample], Sample | Iterable[Sample] | None] | None = None,
     decode: Sequence[Decoder] | None = None,

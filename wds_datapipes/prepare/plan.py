@@ -81,7 +81,7 @@ def make_plan(
     source: Source,
     specs: SpecFile,
     *,
-    maxcount: int,
+    maxcount: float,
     maxsize: float,
     rekey: str,
     seed: int | None,
@@ -217,7 +217,7 @@ def _repeated_keys(
             first[key] = location
 
 
-def _shard_ends(sizes: Iterable[int], maxcount: int, maxsize: float) -> list[int]:
+def _shard_ends(sizes: Iterable[int], maxcount: float, maxsize: float) -> list[int]:
     """Return the end of each shard.
 
     >>> _shard_ends([512] * 5, 2, 1e9), _shard_ends([1024, 1024, 9000, 512], 9, 4096), _shard_ends([], 1, 1)

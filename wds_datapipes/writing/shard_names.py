@@ -19,7 +19,7 @@ NUMBER = re.compile(r"%[-+ 0#]*\d*[diu]")
 FIELDS = re.compile(r"\\\{(rank|worker)\\\}")
 
 
-def check_pattern(pattern: str | os.PathLike[str], *, maxcount: int, maxsize: float) -> str:
+def check_pattern(pattern: str | os.PathLike[str], *, maxcount: float, maxsize: float) -> str:
     """Check a pattern and the limits of shards; return the pattern as a string.
 
     Raises:
@@ -35,7 +35,7 @@ def check_pattern(pattern: str | os.PathLike[str], *, maxcount: int, maxsize: fl
             f"A pattern for shards must have exactly one placeholder for the number, as in 'train-%06d.tar', not "
             f"{redact(text)!r}. Double other percent signs"
         )
-    if maxcount < 1:
+    if not maxcount >= 1:
         raise ValueError(f"maxcount must be at least 1 sample, not {maxcount!r}")
     if not maxsize > 0:
         raise ValueError(f"maxsize must be a positive number of bytes, not {maxsize!r}")

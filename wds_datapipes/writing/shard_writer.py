@@ -59,7 +59,7 @@ class ShardWriter(ClosableWriter):
 
     Args:
         pattern: the path or URL with ``%06d`` or similar for the number.
-        maxcount: the maximum number of samples per shard.
+        maxcount: the maximum number of samples per shard; ``float("inf")`` means no limit.
         maxsize: the maximum size of a shard in bytes before compression, including headers; a single sample may exceed
             it.
         post: called with the name of each finished shard, for example to upload it.
@@ -96,7 +96,7 @@ class ShardWriter(ClosableWriter):
     def __init__(
         self,
         pattern: str | os.PathLike[str],
-        maxcount: int = 100_000,
+        maxcount: float = 100_000,
         maxsize: float = 3e9,
         post: Callable[[str], object] | None = None,
         start_shard: int = 0,

@@ -67,7 +67,7 @@ class SampleWriter(FunctionStage[ShardInfo]):
         source: IterDataPipe[Sample],
         pattern: str | os.PathLike[str],
         *,
-        maxcount: int = 100_000,
+        maxcount: float = 100_000,
         maxsize: float = 3e9,
         start_shard: int = 0,
         on_error: OnError = "raise",
