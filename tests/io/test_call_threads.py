@@ -92,3 +92,9 @@ def test_threads_end_with_the_object_that_they_called() -> None:
     for thread in started:
         thread.join(LIMIT_S)
         assert not thread.is_alive()
+
+
+def test_a_thread_may_close_its_own_pool() -> None:
+    pool = CallThreads(2, "test-pool")
+    pool.submit(pool.close).result(LIMIT_S)  # as garbage collection does if the last user of a pool is in a cycle
+    assert pool.submit(int).cancelled()

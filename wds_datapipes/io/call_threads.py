@@ -98,7 +98,8 @@ class CallThreads:
         self.stop()
         end = time.monotonic() + GRACE_S
         for thread in self._threads:
-            thread.join(max(0.0, end - time.monotonic()))
+            if thread is not threading.current_thread():  # garbage collection in one of them may close the pool
+                thread.join(max(0.0, end - time.monotonic()))
 
 
 def _stop_threads(queues: tuple[Calls, ...], is_closed: threading.Event) -> None:
