@@ -95,6 +95,7 @@ def test_threads_end_with_the_object_that_they_called() -> None:
 
 
 def test_a_thread_may_close_its_own_pool() -> None:
-    pool = CallThreads(2, "test-pool")
+    pool = CallThreads(1, "calls")
+    pool.submit(int).result(LIMIT_S)  # the pool knows its thread
     pool.submit(pool.close).result(LIMIT_S)  # as garbage collection does if the last user of a pool is in a cycle
     assert pool.submit(int).cancelled()
