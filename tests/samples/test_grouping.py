@@ -309,9 +309,22 @@ def test_a_shard_may_be_abandoned_in_the_middle(tmp_path: Path) -> None:
     assert [sample["__key__"] for sample in group_samples(split_by_shard(some))] == ["t"]
 
 
-def test_items_that_are_not_members() -> None:
-    with pytest.raises(TypeError, match=r"group_samples needs members .* but got dict: \{'__key__': 'a'\}"):
-        list(group_samples(split_by_shard([{"__key__": "a"}])))  # type: ignore[list-item]  # the mistake that is tested
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"__key__": "a"},
+        dict.fromkeys("abcd"),
+        "abcd",
+        4,
+        ("a.tar", "a.txt", b""),
+        ("a.tar", 1, b"", 0),
+        (1, "a.txt", b"", 0),
+    ],
+)
+def test_items_that_are_not_members(item: Any) -> None:
+    said = rf"group_samples needs members .* but got {type(item).__name__}: {re.escape(repr(item))}"
+    with pytest.raises(TypeError, match=said):
+        list(group_samples(split_by_shard([item])))
 
 
 # Memory

@@ -20,6 +20,8 @@ from wds_datapipes.user_warnings import warn_user
 OnDuplicate: TypeAlias = Literal["raise", "first", "last"]
 OnRepeatedKey: TypeAlias = Literal["warn", "raise", "ignore"]
 
+#: The types of a member's shard. ``Shard | str`` would be evaluated for each member.
+SHARD_TYPES = (Shard, str)
 #: The maximum number of a shard's keys to keep for detecting repeated keys: about 10 MB.
 KEYS_REMEMBERED = 65_536
 #: The maximum number of field names in a warning.
@@ -300,9 +302,13 @@ def _continues_shard(member: MemberTuple, source: Shard | str, reached: int) -> 
 
 
 def _check_member(member: Any) -> MemberTuple:
-    is_whole = isinstance(member, tuple | list) and len(member) == 4
-    if is_whole and isinstance(member[0], Shard | str) and isinstance(member[1], str) and isinstance(member[3], int):
-        return member  # type: ignore[no-any-return]
+    try:
+        shard, name, _, offset = member
+    except (TypeError, ValueError):
+        pass
+    else:
+        if isinstance(name, str) and isinstance(offset, int) and isinstance(shard, SHARD_TYPES):
+            return member  # type: ignore[no-any-return]
     advice, kind = "", type(member).__name__
     if isinstance(member, str):
         advice = ". Put .load_wds_shards() before it, which reads the members of shards"
