@@ -265,7 +265,11 @@ def test_the_loss_of_an_example_falls(name: str, programs: Path, tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
+#: The examples of tutorials and how-to pages.
+ELSEWHERE = ("train_", "cut_clips")
+
+
 def test_every_example_is_on_its_page() -> None:
     page = (EXAMPLES.parent / "examples.md").read_text(encoding="utf-8")
     for file in [*EXAMPLES.rglob("*.py"), *EXAMPLES.rglob("*.sh")]:
-        assert f"{{literalinclude}} /examples/{file.relative_to(EXAMPLES)}" in page or file.name.startswith("train_")
+        assert f"{{literalinclude}} /examples/{file.relative_to(EXAMPLES)}" in page or file.name.startswith(ELSEWHERE)

@@ -198,7 +198,15 @@ def test_any_manifest_round_trips(entries: list[ShardInfo]) -> None:
     assert found.fingerprint == Manifest(entries).fingerprint
 
 
-@pytest.mark.parametrize("name", ["a\0.tar", "http://localhost:1/a\ud800.tar", "memory://b/a\ud800.tar"])
+def test_a_name_with_a_zero_byte_is_an_error_of_the_call(tmp_path: Path) -> None:
+    for read in (build_indexes, IndexedSamples):
+        with pytest.raises(ValueError, match=r"no file can have the name 'a\\x00\.tar'"):
+            read(["a\0.tar"])
+    with pytest.raises(ShardOpenError, match="cannot be opened: "):
+        list(ShardList(["a\0.tar"]).cache_wds_shards(tmp_path / "copies").load_wds_shards())
+
+
+@pytest.mark.parametrize("name", ["http://localhost:1/a\ud800.tar", "memory://b/a\ud800.tar"])
 def test_a_name_that_no_file_can_have_is_an_error_of_its_shard(name: str, tmp_path: Path) -> None:
     with pytest.raises(ShardOpenError, match="cannot be opened: "):
         build_indexes([name], num_workers=1)

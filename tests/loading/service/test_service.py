@@ -201,9 +201,8 @@ def test_worker_info_of_torch_is_that_of_torchdatas_workers() -> None:
 # pause, resume and limit
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_nothing_comes_after_a_pause(workers: int) -> None:
-    with load(numbers(10).sharding_filter(), workers) as loader:
+def test_nothing_comes_after_a_pause() -> None:
+    with load(numbers(10).sharding_filter(), 2) as loader:
         items = []
         for item in loader:
             items.append(item)
@@ -393,8 +392,8 @@ def test_it_accepts_the_arguments_of_torchdatas_service() -> None:
         ({"timeout_s": float("inf")}, ValueError, "timeout_s must be a positive number .*, not inf"),
         ({"on_report": 1}, TypeError, "on_report must be"),
         ({"report_every_s": 0}, ValueError, "report_every_s must be"),
-        ({"report_every_s": None}, ValueError, "report_every_s must be"),
-        ({"timeout_s": "5"}, ValueError, "timeout_s must be a positive number .*, not '5'"),
+        ({"report_every_s": None}, TypeError, "report_every_s must be a number, not None"),
+        ({"timeout_s": "5"}, TypeError, "timeout_s must be a number or None, not '5'"),
     ],
     ids=str,
 )
