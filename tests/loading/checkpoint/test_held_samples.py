@@ -92,7 +92,7 @@ class Lucky(Stage[Any]):
 SOURCES: dict[str, Any] = {
     "stream": split,
     "open shards": lambda: ShardList("{0..5}.tar").sharding_filter().load_wds_shards(open_shards=3).group_samples(),
-    "index": lambda: IndexedSamples("{0..5}.tar", global_batch_size=6, remainder="keep"),
+    "index": lambda: IndexedSamples("{0..5}.tar", remainder="keep"),
     "mixture": lambda: split("a").filter(has_luck).mix_samples(split("b"), stop="all"),
 }
 DROPPERS: dict[str, Any] = {
