@@ -286,13 +286,13 @@ def test_a_server_that_sends_single_bytes_is_given_up(
     url, storage = address(proxy, scheme)
     proxy.part_bytes = 1
     try:
-        parts = open_parts(url, **storage, timeout_s=0.02, retries=2)
+        parts = open_parts(url, **storage, timeout_s=1, retries=1)
         assert parts is not None
         with parts.part(300, SIZE) as stream, pytest.raises(ShardReadError, match=r"received only \d+ bytes in"):
             [*iter(lambda: stream.read(SIZE), b"")]
     finally:
         proxy.part_bytes = sys.maxsize
-    assert len(pauses) == 2
+    assert len(pauses) == 1
 
 
 @leaves_nothing
