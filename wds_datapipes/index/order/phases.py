@@ -333,7 +333,7 @@ class PhasePlan:
 
 
 def _passed(passes: Sequence[Pass], count: int) -> float:
-    """Return the number of passes over a dataset that a number of draws amounts to."""
+    """Return how many passes over a dataset a number of draws takes."""
     last = [each for each in passes if each.draws.sum() <= count][-1]
     return last.number + (count - int(last.draws.sum())) / max(last.samples, 1)
 
