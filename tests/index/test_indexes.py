@@ -310,7 +310,7 @@ def test_an_index_by_other_rules_is_only_replaced_on_request(
         build_indexes(shards)
     shard(Path(shards[0]), 30)
     with pytest.raises(StaleSidecarError, match=rf"a\.tar\.wdsidx was built with {named}"):
-        build_indexes(shards)
+        build_indexes(shards[:1])
     assert [Path(index_url(url)).read_bytes() for url in shards] == before
     assert [result.is_new for result in build_indexes(shards, options=options)] == [True, False, False]
     assert all(result.is_new for result in build_indexes(shards, rebuild=True))
