@@ -22,7 +22,7 @@ from harness import Finding, Target
 
 from wds_datapipes.errors import DuplicateKeyError, ShardError
 from wds_datapipes.index import IndexOptions
-from wds_datapipes.index.build import build_index
+from wds_datapipes.index.format.builder import build_index
 from wds_datapipes.io.compression.decompress import compression_name, decompress_stream
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.shards.loading import ReadOptions, load_wds_shards, read_shards

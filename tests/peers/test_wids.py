@@ -24,7 +24,7 @@ from wids.wids_mmtar import MMIndexedTar
 
 from wds_datapipes import IndexedSamples
 from wds_datapipes.index import AccessOptions, EpochOptions, Manifest, build_indexes, read_wids_index, write_wids_index
-from wds_datapipes.index.reading.dataset_reader import DatasetReader
+from wds_datapipes.index.read.dataset_reader import DatasetReader
 from wds_datapipes.testing import build_shard, check_coverage
 
 

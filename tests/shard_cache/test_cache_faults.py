@@ -26,8 +26,8 @@ from nginx_server import Nginx
 from wds_datapipes import ShardList
 from wds_datapipes.errors import CacheError, TruncatedShardError
 from wds_datapipes.index import AccessOptions, Manifest, build_index
-from wds_datapipes.index.file_format import index_bytes
-from wds_datapipes.index.reading.index_copies import IndexCopies
+from wds_datapipes.index.format.index_copies import IndexCopies
+from wds_datapipes.index.format.index_file import index_bytes
 from wds_datapipes.io.remote.remote_file import FileFacts
 from wds_datapipes.shard_cache.download import CacheFullError, DownloadRequest
 from wds_datapipes.shard_cache.eviction import reserve_space, used_bytes

@@ -18,7 +18,7 @@ from nginx_server import Nginx
 
 from wds_datapipes import IndexedSamples, ShardList
 from wds_datapipes.index import AccessOptions, build_indexes
-from wds_datapipes.index.manifest import Manifest
+from wds_datapipes.index.format.manifest import Manifest
 from wds_datapipes.io.remote.remote_file import FileFacts
 from wds_datapipes.shard_cache.download import DownloadRequest
 from wds_datapipes.shard_cache.entry import Entry, entries

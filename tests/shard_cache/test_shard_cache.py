@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from wds_datapipes import ShardList
 from wds_datapipes.counters import Counters
 from wds_datapipes.errors import CacheError, ShardOpenError, TruncatedShardError, WdsError
-from wds_datapipes.index.manifest import Manifest
+from wds_datapipes.index.format.manifest import Manifest
 from wds_datapipes.io import call_threads
 from wds_datapipes.io.file_lock import lock_file
 from wds_datapipes.io.openers import open_url, register_opener

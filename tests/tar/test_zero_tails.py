@@ -15,7 +15,7 @@ from nginx_server import Nginx
 from wds_datapipes import ReadLimits, ShardList, convert_shards
 from wds_datapipes.errors import ConversionError, CorruptShardError, ShardError, TruncatedShardError
 from wds_datapipes.index import IndexOptions
-from wds_datapipes.index.build import build_index
+from wds_datapipes.index.format.builder import build_index
 from wds_datapipes.prepare.shard_contents import ScanOptions, read_contents
 from wds_datapipes.testing import build_shard
 

@@ -12,7 +12,7 @@ from wds_datapipes.cli._declaration import Positive
 from wds_datapipes.cli._options import StoreArguments, parse_bytes
 from wds_datapipes.cli._report import print_error, print_json
 from wds_datapipes.errors import plural
-from wds_datapipes.index.manifest import read_manifest
+from wds_datapipes.index.format.manifest import read_manifest
 from wds_datapipes.parallel.progress import ProgressMeter, human_bytes
 from wds_datapipes.shard_cache.cached_shards import known_shards, warm_cache
 from wds_datapipes.shard_cache.entry import Entry, entries

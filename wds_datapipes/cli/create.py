@@ -15,7 +15,7 @@ from wds_datapipes.cli._options import SampleArguments, load_function, parse_dec
 from wds_datapipes.cli._report import print_error, report_shards
 from wds_datapipes.cli.copy import WriteArguments
 from wds_datapipes.errors import MissingSidecarError, plural
-from wds_datapipes.index.manifest import Manifest, write_manifest
+from wds_datapipes.index.format.manifest import Manifest, write_manifest
 from wds_datapipes.io.compression.formats import strip_shard_suffix
 from wds_datapipes.io.openers import local_path, redact, split_scheme
 from wds_datapipes.io.small_files import read_sidecar, write_sidecar

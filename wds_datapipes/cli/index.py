@@ -10,11 +10,11 @@ from wds_datapipes.cli._declaration import Natural
 from wds_datapipes.cli._options import ReadArguments, load_function, parse_pairs, wrong_use
 from wds_datapipes.cli._report import print_json
 from wds_datapipes.errors import plural
-from wds_datapipes.index.build_many import build_indexes
-from wds_datapipes.index.columns import ComputeColumns
+from wds_datapipes.index.format.dataset_builder import build_indexes
+from wds_datapipes.index.format.manifest import Manifest, read_manifest, write_manifest
+from wds_datapipes.index.format.options import IndexOptions
+from wds_datapipes.index.format.user_columns import ComputeColumns
 from wds_datapipes.index.interop import dali_index_url, write_dali_index, write_wids_index
-from wds_datapipes.index.manifest import Manifest, read_manifest, write_manifest
-from wds_datapipes.index.options import IndexOptions
 from wds_datapipes.io.openers import redact
 from wds_datapipes.parallel.map_shards import collect_shards
 

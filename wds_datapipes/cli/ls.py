@@ -8,7 +8,7 @@ from wds_datapipes.cli._app import printable
 from wds_datapipes.cli._declaration import Positive
 from wds_datapipes.cli._options import ReadArguments
 from wds_datapipes.cli._report import end_with_faults, print_error, print_json, print_nothing_found
-from wds_datapipes.index.shard_index import IndexedSample
+from wds_datapipes.index.format.shard_index import IndexedSample
 from wds_datapipes.io.openers import redact
 from wds_datapipes.prepare.shard_contents import ScanOptions, ShardFault, read_contents
 

@@ -11,7 +11,7 @@ from wds_datapipes.cli._declaration import Natural
 from wds_datapipes.cli._options import ReadArguments
 from wds_datapipes.cli._report import print_json, size_of_shards
 from wds_datapipes.errors import plural
-from wds_datapipes.index.manifest import read_manifest
+from wds_datapipes.index.format.manifest import read_manifest
 from wds_datapipes.prepare.shard_contents import ShardFault
 from wds_datapipes.prepare.verify import VerifiedShard, verify_shards
 

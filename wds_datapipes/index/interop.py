@@ -10,10 +10,10 @@ from typing import Any
 
 from wds_datapipes.arguments import checks_calls
 from wds_datapipes.errors import CorruptSidecarError, UnsafeInputError, UnsupportedSidecarError
-from wds_datapipes.index.build import DEFAULT_OPTIONS, build_index
-from wds_datapipes.index.manifest import Manifest
-from wds_datapipes.index.options import IndexOptions
-from wds_datapipes.index.shard_index import ShardIndex
+from wds_datapipes.index.format.builder import DEFAULT_OPTIONS, build_index
+from wds_datapipes.index.format.manifest import Manifest
+from wds_datapipes.index.format.options import IndexOptions
+from wds_datapipes.index.format.shard_index import ShardIndex
 from wds_datapipes.io.openers import redact, split_scheme
 from wds_datapipes.io.small_files import folder_of, join_name, read_sidecar, within, write_sidecar
 from wds_datapipes.io.urls import check_url

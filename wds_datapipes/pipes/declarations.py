@@ -14,7 +14,7 @@ from wds_datapipes.pipes.inspection import loop_of, name_of
 from wds_datapipes.shards.position import Resharding, SamplePosition
 
 if TYPE_CHECKING:
-    from wds_datapipes.index.exclusions import Exclusions
+    from wds_datapipes.index.order.exclusions import Exclusions
 
 #: The groups of torch's ``ShardingFilter``: sharding priority -> number of instances, index of this instance.
 Groups = dict[int, tuple[int, int]]

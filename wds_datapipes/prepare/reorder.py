@@ -21,14 +21,14 @@ from wds_datapipes.errors import (
     StaleSidecarError,
 )
 from wds_datapipes.hints import REKEY
-from wds_datapipes.index.build import index_members
-from wds_datapipes.index.build_many import same_rules
-from wds_datapipes.index.file_format import index_url, read_index
-from wds_datapipes.index.options import AccessOptions, IndexOptions
-from wds_datapipes.index.origin import origin_of
-from wds_datapipes.index.reading.dataset_reader import DatasetReader
-from wds_datapipes.index.reading.sample_reader import has_random_access
-from wds_datapipes.index.shard_index import ShardIndex
+from wds_datapipes.index.format.builder import index_members
+from wds_datapipes.index.format.dataset_builder import same_rules
+from wds_datapipes.index.format.index_file import index_url, read_index
+from wds_datapipes.index.format.options import AccessOptions, IndexOptions
+from wds_datapipes.index.format.origin import origin_of
+from wds_datapipes.index.format.shard_index import ShardIndex
+from wds_datapipes.index.read.dataset_reader import DatasetReader
+from wds_datapipes.index.read.sample_reader import has_random_access
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.remote.remote_file import file_facts
 from wds_datapipes.on_error.policy import raise_error

@@ -11,15 +11,15 @@ from itertools import chain, zip_longest
 import numpy as np
 
 from wds_datapipes.arguments import check_choice, check_integer, check_optional_integer
-from wds_datapipes.index.manifest import Manifest
-from wds_datapipes.index.options import HELD_BYTES
+from wds_datapipes.index.format.manifest import Manifest
+from wds_datapipes.index.format.options import HELD_BYTES
 from wds_datapipes.index.order.batch_share import BatchShare, Remainder
 from wds_datapipes.index.order.lanes import Lanes, check_lanes
 from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.order.sample_order import EpochOrder, LaneOrder, Order
-from wds_datapipes.index.reading.dataset_reader import PARTS
-from wds_datapipes.index.reading.read_plan import gap_of
-from wds_datapipes.index.reading.sample_reader import MAX_REQUEST_GAP_BYTES
+from wds_datapipes.index.read.dataset_reader import PARTS
+from wds_datapipes.index.read.plan import gap_of
+from wds_datapipes.index.read.sample_reader import MAX_REQUEST_GAP_BYTES
 from wds_datapipes.seeds import derived_seed
 from wds_datapipes.shard_cache.eviction import STALE_PASSES
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, TypedDict
 
 from wds_datapipes import errors
 from wds_datapipes.errors import MissingDependencyError, ShardError, StaleSidecarError, UnknownSchemeError, WdsError
-from wds_datapipes.index.build import index_scan
-from wds_datapipes.index.options import IndexOptions
-from wds_datapipes.index.shard_index import IndexedSample, ShardIndex
+from wds_datapipes.index.format.builder import index_scan
+from wds_datapipes.index.format.options import IndexOptions
+from wds_datapipes.index.format.shard_index import IndexedSample, ShardIndex
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import OnError

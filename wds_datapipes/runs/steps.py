@@ -16,8 +16,8 @@ from wds_datapipes.index.order.batch_share import WHOLE_EPOCH, RestOfEpoch
 from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.order.phases import PhasePlan
 from wds_datapipes.index.order.sample_order import LaneOrder
-from wds_datapipes.index.reading.epoch_samples import EpochSamples
-from wds_datapipes.index.reading.indexed_shards import IndexedShards
+from wds_datapipes.index.read.epoch_samples import EpochSamples
+from wds_datapipes.index.read.indexed_shards import IndexedShards
 from wds_datapipes.loading.checkpoint.amendment import adopt
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState, checkpoints_in
 from wds_datapipes.loading.checkpoint.resharding import place_of

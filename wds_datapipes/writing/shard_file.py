@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from wds_datapipes.arguments import checks_calls, takes_options
 from wds_datapipes.errors import EncodeError, plural
 from wds_datapipes.hints import NO_KEY_RULE
-from wds_datapipes.index.build import index_members
-from wds_datapipes.index.file_format import index_url, write_index
-from wds_datapipes.index.options import IndexOptions
-from wds_datapipes.index.shard_index import ShardIndex
+from wds_datapipes.index.format.builder import index_members
+from wds_datapipes.index.format.index_file import index_url, write_index
+from wds_datapipes.index.format.options import IndexOptions
+from wds_datapipes.index.format.shard_index import ShardIndex
 from wds_datapipes.io.compression.formats import find_compression
 from wds_datapipes.io.sinks import Sink, open_target
 from wds_datapipes.redaction import redact

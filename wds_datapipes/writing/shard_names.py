@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from glob import escape, glob
 from typing import Any
 
-from wds_datapipes.index.file_format import index_url
+from wds_datapipes.index.format.index_file import index_url
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.sinks import remove_file, size_of
 from wds_datapipes.types import Instance

@@ -23,8 +23,8 @@ from wds_datapipes.errors import (
     SidecarError,
     TruncatedShardError,
 )
-from wds_datapipes.index.build import build_index
-from wds_datapipes.index.shard_index import ShardIndex
+from wds_datapipes.index.format.builder import build_index
+from wds_datapipes.index.format.shard_index import ShardIndex
 from wds_datapipes.io.remote.remote_file import file_facts
 from wds_datapipes.io.small_files import read_sidecar
 from wds_datapipes.testing import build_shard

@@ -18,8 +18,8 @@ from web_server import serving
 
 from wds_datapipes import DatasetSpec, ShardList
 from wds_datapipes.errors import SidecarError, WdsError
-from wds_datapipes.index.build import build_index
-from wds_datapipes.index.manifest import read_manifest
+from wds_datapipes.index.format.builder import build_index
+from wds_datapipes.index.format.manifest import read_manifest
 from wds_datapipes.io.openers import open_url
 from wds_datapipes.io.remote.remote_file import file_facts
 from wds_datapipes.io.small_files import read_sidecar

@@ -10,9 +10,9 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from wds_datapipes.index.format.shard_index import ShardIndex
 from wds_datapipes.index.order.lanes import Lanes, lane_starts
 from wds_datapipes.index.order.permutation import Numbers, Permutation, permute
-from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.seeds import derived_seed
 
 Order: TypeAlias = Literal["global", "window", "sequential"]

@@ -14,7 +14,7 @@ from wds_datapipes.pipes.stage import EngineStage, register_stage
 from wds_datapipes.redaction.signatures import without_signature
 
 if TYPE_CHECKING:
-    from wds_datapipes.index.manifest import Manifest
+    from wds_datapipes.index.format.manifest import Manifest
     from wds_datapipes.shard_cache.cached_shards import KnownShards
     from wds_datapipes.shard_cache.entry import UrlToName
     from wds_datapipes.shard_cache.eviction import Passes
@@ -131,7 +131,7 @@ class ShardCacher(EngineStage[str]):
 def _known_shards(manifest: Manifest | str | os.PathLike[str] | None) -> KnownShards:
     if manifest is None:
         return {}
-    from wds_datapipes.index.manifest import Manifest, read_manifest
+    from wds_datapipes.index.format.manifest import Manifest, read_manifest
     from wds_datapipes.shard_cache.cached_shards import known_shards
 
     if not isinstance(manifest, Manifest | str | os.PathLike):

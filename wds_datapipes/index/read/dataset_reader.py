@@ -15,14 +15,14 @@ import numpy as np
 
 from wds_datapipes.counters import Counters
 from wds_datapipes.errors import CacheError, ChangedShardError, MissingSidecarError, WdsError, plural
-from wds_datapipes.index.file_format import index_url
-from wds_datapipes.index.options import AccessOptions
+from wds_datapipes.index.format.index_copies import IndexCopies
+from wds_datapipes.index.format.index_file import index_url
+from wds_datapipes.index.format.options import AccessOptions
+from wds_datapipes.index.format.origin import origin_of
+from wds_datapipes.index.format.shard_index import ShardFacts, ShardIndex
 from wds_datapipes.index.order.permutation import Numbers
-from wds_datapipes.index.origin import origin_of
-from wds_datapipes.index.reading.index_copies import IndexCopies
-from wds_datapipes.index.reading.read_plan import sizes_of
-from wds_datapipes.index.reading.sample_reader import LONG_BYTES, PlannedReads, SampleReader, ShardRanges
-from wds_datapipes.index.shard_index import ShardFacts, ShardIndex
+from wds_datapipes.index.read.plan import sizes_of
+from wds_datapipes.index.read.sample_reader import LONG_BYTES, PlannedReads, SampleReader, ShardRanges
 from wds_datapipes.io.call_threads import CallThreads, close_result, set_result
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.remote.remote_file import FileFacts

@@ -113,7 +113,7 @@ def test_a_copy_of_shards_and_indexes_is_read_as_it_is(
         raise AssertionError("an index was built or written")
 
     for name in ("build_index", "write_index"):
-        monkeypatch.setattr(f"wds_datapipes.index.build_many.{name}", refuse)
+        monkeypatch.setattr(f"wds_datapipes.index.format.dataset_builder.{name}", refuse)
     for indexes in ("local", "require", "build"):
         access = AccessOptions(indexes=indexes, storage_options=place.access.storage_options)
         assert keys(IndexedSamples(place.url, order="sequential", access=access)) == KEYS

@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeAlias
 import numpy.typing as npt
 
 from wds_datapipes.arguments import check_choice, check_integer, check_optional_integer, checks_calls
+from wds_datapipes.index.format.shard_index import Rules, ShardIndex, rule_name
 from wds_datapipes.index.order.sample_order import Lengths
-from wds_datapipes.index.shard_index import Rules, ShardIndex, rule_name
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.redaction import hides_credentials
 from wds_datapipes.samples.fields import Lacking

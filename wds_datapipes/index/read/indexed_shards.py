@@ -17,9 +17,10 @@ import numpy as np
 from wds_datapipes.counters import Counters
 from wds_datapipes.errors import DuplicateKeyError, EmptySourceError, MisalignedShardsError, plural
 from wds_datapipes.fingerprint import fingerprint
-from wds_datapipes.index.exclusions import Exclusions
-from wds_datapipes.index.file_format import index_urls
-from wds_datapipes.index.options import AccessOptions, EpochOptions
+from wds_datapipes.index.format.index_copies import IndexCopies
+from wds_datapipes.index.format.index_file import index_urls
+from wds_datapipes.index.format.options import AccessOptions, EpochOptions
+from wds_datapipes.index.order.exclusions import Exclusions
 from wds_datapipes.index.order.lanes import Lanes
 from wds_datapipes.index.order.mixed_order import MixedOrder, numbers_of_shards
 from wds_datapipes.index.order.permutation import Numbers
@@ -33,9 +34,8 @@ from wds_datapipes.index.order.sample_order import (
     SampleOrder,
     check_lengths,
 )
-from wds_datapipes.index.reading.dataset_reader import Chunk, DatasetReader, Item
-from wds_datapipes.index.reading.index_copies import IndexCopies
-from wds_datapipes.index.sample_table import NAMED, KeyTable, Select, Selection, by_dataset
+from wds_datapipes.index.read.dataset_reader import Chunk, DatasetReader, Item
+from wds_datapipes.index.read.table import NAMED, KeyTable, Select, Selection, by_dataset
 from wds_datapipes.io.openers import redact
 from wds_datapipes.samples.fields import Lacking, describe_sample
 from wds_datapipes.shard_cache.eviction import Passes

@@ -14,12 +14,12 @@ import numpy.typing as npt
 from wds_datapipes.arguments import check_integer, checks_calls
 from wds_datapipes.errors import DuplicateKeyError, plural
 from wds_datapipes.fingerprint import fingerprint
-from wds_datapipes.index.build_many import shard_sizes
-from wds_datapipes.index.manifest import Manifest
-from wds_datapipes.index.options import AccessOptions
+from wds_datapipes.index.format.dataset_builder import shard_sizes
+from wds_datapipes.index.format.manifest import Manifest
+from wds_datapipes.index.format.options import AccessOptions
+from wds_datapipes.index.format.shard_index import ShardIndex
 from wds_datapipes.index.order.permutation import Numbers
-from wds_datapipes.index.reading.dataset_reader import DatasetReader
-from wds_datapipes.index.shard_index import ShardIndex
+from wds_datapipes.index.read.dataset_reader import DatasetReader
 from wds_datapipes.io.openers import redact
 from wds_datapipes.parallel.map_shards import Shards
 

@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.fingerprint import fingerprint
-from wds_datapipes.index.options import Exclude
-from wds_datapipes.index.sample_table import by_dataset, numbers_of
-from wds_datapipes.index.shard_index import ShardIndex
+from wds_datapipes.index.format.options import Exclude
+from wds_datapipes.index.format.shard_index import ShardIndex
+from wds_datapipes.index.read.table import by_dataset, numbers_of
 from wds_datapipes.io.host_results import share_on_host
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.small_files import read_sidecar

@@ -40,8 +40,8 @@ from wds_datapipes.index import (
     read_index,
     write_index,
 )
-from wds_datapipes.index.build_many import IndexResult
-from wds_datapipes.index.file_format import index_bytes
+from wds_datapipes.index.format.dataset_builder import IndexResult
+from wds_datapipes.index.format.index_file import index_bytes
 from wds_datapipes.io import urls as schemes
 from wds_datapipes.io.openers import open_path, register_opener
 from wds_datapipes.io.remote.remote_file import FIRST_BYTES, RangeReader, RemoteFile, open_ranges

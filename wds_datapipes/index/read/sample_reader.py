@@ -18,10 +18,10 @@ import numpy as np
 
 from wds_datapipes.counters import Counters
 from wds_datapipes.errors import ChangedShardError, ShardError, ShardOpenError, ShardReadError, WdsError, plural
+from wds_datapipes.index.format.origin import origin_of
+from wds_datapipes.index.format.shard_index import ShardIndex
 from wds_datapipes.index.order.permutation import Numbers
-from wds_datapipes.index.origin import origin_of
-from wds_datapipes.index.reading.read_plan import MAX_HEADER_BYTES, ReadPlan, heads_of, plan_reading
-from wds_datapipes.index.shard_index import ShardIndex
+from wds_datapipes.index.read.plan import MAX_HEADER_BYTES, ReadPlan, heads_of, plan_reading
 from wds_datapipes.io.call_threads import Steps, run_steps
 from wds_datapipes.io.openers import local_path, open_local, open_parts, redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
@@ -236,7 +236,7 @@ class SampleReader:
         extra: additional fields of each sample.
 
     Examples:
-        >>> from wds_datapipes.index.build import build_index
+        >>> from wds_datapipes.index.format.builder import build_index
         >>> from wds_datapipes.testing import build_shard
         >>> url = build_shard("a.tar", [{"__key__": "x", "txt": "one"}, {"__key__": "y", "txt": "two"}])
         >>> list(SampleReader(ShardRanges(url, build_index(url))).stream(np.array([1])))

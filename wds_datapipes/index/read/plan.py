@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from wds_datapipes.index.format.shard_index import ShardIndex
 from wds_datapipes.index.order.permutation import Numbers
-from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.tar.headers import BLOCK
 
 #: The maximum number of bytes of headers that are read with a field.
@@ -78,7 +78,7 @@ def plan_reading(
         alone_from: fields of at least this size in bytes are read alone and without headers, which saves a copy.
 
     Examples:
-        >>> from wds_datapipes.index.build import build_index
+        >>> from wds_datapipes.index.format.builder import build_index
         >>> from wds_datapipes.testing import build_shard
         >>> index = build_index(build_shard("a.tar", [{"__key__": "x", "txt": "one"}, {"__key__": "y", "txt": "two"}]))
         >>> plan = plan_reading(index, np.array([0, 1]), parts=np.array([0, 0]), max_bytes=65536, max_gap=8192)

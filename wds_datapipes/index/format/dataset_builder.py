@@ -17,15 +17,15 @@ import numpy as np
 from wds_datapipes.arguments import checks_calls
 from wds_datapipes.errors import CorruptSidecarError, MissingSidecarError, StaleSidecarError, plural
 from wds_datapipes.hints import COLUMNS, FIRST_DOT, INDEX_DIR, LAST_DOT, REBUILD
-from wds_datapipes.index.build import DEFAULT_OPTIONS, build_index
-from wds_datapipes.index.columns import Columns, ComputeColumns, as_function, columns_fingerprint
-from wds_datapipes.index.file_format import index_url, index_urls, read_index, write_index
-from wds_datapipes.index.manifest import Manifest
-from wds_datapipes.index.options import AccessOptions, IndexOptions
+from wds_datapipes.index.format.builder import DEFAULT_OPTIONS, build_index
+from wds_datapipes.index.format.index_copies import IndexCopies
+from wds_datapipes.index.format.index_file import index_url, index_urls, read_index, write_index
+from wds_datapipes.index.format.manifest import Manifest
+from wds_datapipes.index.format.options import AccessOptions, IndexOptions
+from wds_datapipes.index.format.origin import origin_of
+from wds_datapipes.index.format.shard_index import RULES, Rules, ShardIndex
+from wds_datapipes.index.format.user_columns import Columns, ComputeColumns, as_function, columns_fingerprint
 from wds_datapipes.index.order.permutation import Numbers
-from wds_datapipes.index.origin import origin_of
-from wds_datapipes.index.reading.index_copies import IndexCopies
-from wds_datapipes.index.shard_index import RULES, Rules, ShardIndex
 from wds_datapipes.io.file_lock import NO_LOCKS, lock_file
 from wds_datapipes.io.host_results import share_on_host
 from wds_datapipes.io.openers import local_path, redact

@@ -14,9 +14,9 @@ from tempfile import gettempdir
 from typing import BinaryIO, cast
 
 from wds_datapipes.errors import CacheError, CorruptSidecarError, MissingSidecarError, ShardError
-from wds_datapipes.index.file_format import parse_index, read_index
-from wds_datapipes.index.options import AccessOptions
-from wds_datapipes.index.shard_index import ShardIndex
+from wds_datapipes.index.format.index_file import parse_index, read_index
+from wds_datapipes.index.format.options import AccessOptions
+from wds_datapipes.index.format.shard_index import ShardIndex
 from wds_datapipes.io.host_results import share_on_host
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.urls import create_folder, is_remote, split_scheme

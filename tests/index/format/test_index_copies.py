@@ -18,7 +18,7 @@ from torch.distributed import barrier
 
 from wds_datapipes.errors import MissingSidecarError
 from wds_datapipes.index import AccessOptions, ShardIndex, build_indexes
-from wds_datapipes.index.reading.index_copies import CLEANED, IndexCopies
+from wds_datapipes.index.format.index_copies import CLEANED, IndexCopies
 from wds_datapipes.shard_cache.entry import Entry, entries
 from wds_datapipes.testing import build_shard
 

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from wds_datapipes import IndexedSamples
 from wds_datapipes.errors import DuplicateKeyError
-from wds_datapipes.index import AccessOptions, Manifest, build_indexes, read_table, resample, sample_table
-from wds_datapipes.index.sample_table import KeyTable
+from wds_datapipes.index import AccessOptions, Manifest, build_indexes, read_table, resample
+from wds_datapipes.index.read import table as sample_table
+from wds_datapipes.index.read.table import KeyTable
 from wds_datapipes.testing import build_shard
 
 SIZES = (4, 0, 7)

@@ -15,10 +15,10 @@ import numpy as np
 
 from wds_datapipes.arguments import check_choice, checks_calls
 from wds_datapipes.errors import CorruptShardError, DuplicateKeyError, StaleSidecarError, plural
-from wds_datapipes.index.columns import Columns, add_columns, as_function
-from wds_datapipes.index.options import IndexOptions
-from wds_datapipes.index.origin import origin_of
-from wds_datapipes.index.shard_index import COLUMNS, RULES, ShardFacts, ShardIndex, rule_name
+from wds_datapipes.index.format.options import IndexOptions
+from wds_datapipes.index.format.origin import origin_of
+from wds_datapipes.index.format.shard_index import COLUMNS, RULES, ShardFacts, ShardIndex, rule_name
+from wds_datapipes.index.format.user_columns import Columns, add_columns, as_function
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.io.remote.remote_file import file_facts

@@ -1,1 +1,0 @@
-"""Reading samples by their indexes: from one shard, from all shards of a dataset, and for an epoch."""
