@@ -61,7 +61,7 @@ MINIMAL_TESTS = [
     "tests/test_optional_packages.py",
 ]
 #: The command that compares the size of the code with the limits in pyproject.toml.
-CODE_SIZE = ["python", "benchmarks/code_size.py", json.dumps(PROJECT["tool"]["wds-datapipes"]["size"])]
+CODE_SIZE = ["python", "tests/checks/code_size.py", json.dumps(PROJECT["tool"]["wds-datapipes"]["size"])]
 #: The Pythons of pyproject.toml, the oldest release of torch that it permits, and the Pythons that this has wheels for.
 PYTHONS = nox.project.python_versions(PROJECT)
 OLDEST_TORCH, PYTHONS_OF_OLDEST = "2.4.1", ("3.10", "3.11", "3.12")
@@ -191,7 +191,7 @@ def fuzz(session: nox.Session) -> None:
 def mutation(session: nox.Session) -> None:
     """Tell which changes of the code the tests notice: `-- coverage`, and then `-- mutate --seed 1 --count 100`."""
     session.install("-c", CONSTRAINTS, "-e", ".[all]", *group("mutation"))
-    session.run("python", "benchmarks/mutation/mutation.py", *session.posargs)
+    session.run("python", "tests/checks/mutation/mutation.py", *session.posargs)
 
 
 @nox.session
@@ -343,7 +343,7 @@ def compatibility(session: nox.Session, torch: str) -> None:
     """
     package = str(Path(*session.posargs).absolute())
     pins = [f"torch=={torch}", "numpy<2"] if torch else ["torch"]
-    program = str(Path("benchmarks/installation.py").absolute())
+    program = str(Path("tests/checks/installation.py").absolute())
     session.install(package, *pins)
     with TemporaryDirectory() as temporary, session.chdir(temporary):
         session.run("python", program, VERSION)

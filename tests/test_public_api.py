@@ -79,7 +79,7 @@ def test_a_stage_is_public_and_documented(name: str) -> None:
 
 
 def test_a_new_process_imports_little_and_lists_all_names() -> None:
-    """`benchmarks/bench_import.py` measures what the first part is for."""
+    """`tests/checks/import_time.py` measures what the first part is for."""
     code = """
 import sys
 import wds_datapipes as package

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 #: The tree in which class names are unique.
 PACKAGE = "wds_datapipes"
 #: The kinds of tokens that are no code.
@@ -68,10 +68,11 @@ def differences(what: str, found: set[str], permitted: list[str]) -> Iterator[st
 
 
 def folder_sizes(tree: str) -> tuple[Counter[str], Counter[str]]:
-    """Return the number of modules and of lines of code of each folder of a tree."""
+    """Return the number of modules and of lines of code of each folder of a tree, or of a tree that is a module."""
     modules: Counter[str] = Counter()
     lines: Counter[str] = Counter()
-    for path in (ROOT / tree).rglob("*.py"):
+    start = ROOT / tree
+    for path in [start] if start.is_file() else start.rglob("*.py"):
         folder = path.parent.relative_to(ROOT).as_posix()
         modules[folder] += 1
         lines[folder] += count_lines(path.read_text(encoding="utf-8"))

@@ -19,7 +19,7 @@ from mutants import Mutant
 from mutation_plugin import JOURNAL, SELECTION
 
 PLUGINS = Path(__file__).parent
-ROOT = PLUGINS.parents[1]
+ROOT = PLUGINS.parents[2]
 NOT_COPIED = [".git", ".nox", ".venv", ".*_cache", ".cache", ".hypothesis", "__pycache__", "site"]
 #: A test may take this long, and a run of pytest besides its tests.
 TEST_SECONDS, RUN_SECONDS = 20.0, 180.0

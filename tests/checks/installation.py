@@ -1,6 +1,6 @@
 """Does an installation without extras work, and how long does importing the package take, compared with torch?
 
-    python benchmarks/installation.py 0.1.0
+    python tests/checks/installation.py 0.1.0
 
 `nox -s compatibility` runs this in an empty folder, in an environment that only has the package and what it depends on.
 It writes shards, and runs the first block of the README on them, as `readme.py`.
@@ -9,7 +9,6 @@ It writes shards, and runs the first block of the README on them, as `readme.py`
 from __future__ import annotations
 
 import re
-import resource
 import subprocess
 import sys
 import sysconfig
@@ -17,11 +16,12 @@ from importlib.metadata import distributions, requires
 from pathlib import Path
 
 import numpy as np
+from import_time import shortest_times
 
 import wds_datapipes
 from wds_datapipes import TarWriter
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 #: How many new interpreters import each package; the shortest time counts.
 ROUNDS = 5
 
@@ -44,9 +44,7 @@ def main() -> None:
     Path("readme.py").write_text(block, "utf-8")
     subprocess.run([sys.executable, "readme.py"], check=True)
     print(f"Python {sys.version.split()[0]}", *(f"{name} {versions[name]}" for name in sorted(core)), sep=", ")
-    packages = ("torch", "wds_datapipes")
-    rounds = [{name: cpu_seconds(["-c", f"import {name}"]) for name in packages} for _ in range(ROUNDS)]
-    times = {name: min(each[name] for each in rounds) for name in packages}
+    times = shortest_times(["torch", "wds_datapipes"], ROUNDS)
     ratio = times["wds_datapipes"] / times["torch"]
     print(f"CPU time to import torch: {times['torch']:.2f} s; wds_datapipes, with torch: {ratio:.2f} times as long")
 
@@ -65,14 +63,6 @@ def write_shards() -> None:
             for number in range(100):
                 pixels = np.full((64, 64, 3), number, np.uint8)
                 writer.write({"__key__": f"{shard}-{number}", "jpg": pixels, "cls": number % 2})
-
-
-def cpu_seconds(program: list[str]) -> float:
-    """Return the CPU time that a new interpreter takes, in seconds."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, "-W", "ignore", *program], stdout=subprocess.DEVNULL, check=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ class CurrentTest(CoveragePlugin):
             config.set_option("run:context", Path(path).read_text(encoding="utf-8"))
 
 
-def coverage_init(reg: Any, options: object) -> None:  # noqa: ARG001  # coverage calls it so
+def coverage_init(reg: Any, options: object) -> None:  # coverage calls it so
     """Register the plugin of coverage."""
     reg.add_configurer(CurrentTest())
 
