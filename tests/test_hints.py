@@ -71,10 +71,10 @@ CALLED: dict[str, dict[str, str]] = {
     "loading/workers/pool.py": {"num_workers": "ShardReadingService"},
     "pipes/sharding.py": {"global_batch_size": "IndexedSamples"},
     "parallel/executors.py": {"executor": "convert_shards build_indexes"},
-    "pipes/samples/indexed.py": {"lanes": "IndexedSamples", "epoch": "IndexedSamples"},
-    "pipes/shards/loading.py": {"open_shards": "load_wds_shards load_wds_records"},
-    "pipes/shards/shard_cache.py": {"max_bytes": "cache_wds_shards"},
-    "pipes/shards/shard_list.py": {"buffer_size": ""},  # of torch's stage
+    "pipes/samples/indexed_samples.py": {"lanes": "IndexedSamples", "epoch": "IndexedSamples"},
+    "pipes/shards/shard_reading.py": {"open_shards": "load_wds_shards load_wds_records"},
+    "pipes/shards/cache_wds_shards.py": {"max_bytes": "cache_wds_shards"},
+    "pipes/shards/listing.py": {"buffer_size": ""},  # of torch's stage
     "prepare/run_plan.py": {"cache_bytes": "AccessOptions"},
     "prepare/sources/image_folder.py": {"has_classes": "find_images"},
     "samples/batching.py": {"crop": "ImageDecoder"},

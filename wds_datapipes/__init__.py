@@ -29,7 +29,7 @@ from wds_datapipes.loading.torchdata_patches.patches import apply as _apply_patc
 from wds_datapipes.loading.torchdata_patches.patches import list_patches
 from wds_datapipes.on_error.policy import ErrorBudget, read_quarantine
 from wds_datapipes.pipes import DatasetSpec, DirectoryShards, MockSamples, ShardList, Stage
-from wds_datapipes.pipes.samples.field_codecs import register_decoder
+from wds_datapipes.pipes.samples.registered_decoders import register_decoder
 from wds_datapipes.samples.batching import collate_samples
 from wds_datapipes.samples.keys import first_dot, last_dot
 from wds_datapipes.types import Member, Sample
@@ -41,7 +41,7 @@ if typing.TYPE_CHECKING:
     from wds_datapipes.loading.report import LoadingReport, WorkerReport
     from wds_datapipes.loading.service.service import ShardReadingService
     from wds_datapipes.loading.stateful_dataset.dataset import StatefulShards
-    from wds_datapipes.pipes.samples.indexed import IndexedSamples
+    from wds_datapipes.pipes.samples.indexed_samples import IndexedSamples
     from wds_datapipes.prepare.convert import ConvertedShard, convert_shards
     from wds_datapipes.prepare.create import create_shards
     from wds_datapipes.prepare.stats import dataset_stats
@@ -104,7 +104,7 @@ _LATER = {
         "loading.report": "LoadingReport WorkerReport",
         "loading.service.service": "ShardReadingService",
         "loading.stateful_dataset.dataset": "StatefulShards",
-        "pipes.samples.indexed": "IndexedSamples",
+        "pipes.samples.indexed_samples": "IndexedSamples",
         "prepare.convert": "ConvertedShard convert_shards",
         "prepare.create": "create_shards",
         "prepare.stats": "dataset_stats",

@@ -80,6 +80,12 @@ def check_path(name: str, value: Any) -> str:
     return path
 
 
+def check_callable(purpose: str, function: object) -> None:
+    """Check that an argument is a function; ``purpose`` says for what."""
+    if not callable(function):
+        raise TypeError(f"{purpose}, not {function!r}")
+
+
 def check_fields(fields: object) -> None:
     """Raise TypeError unless field names are None or several strings; one string would be taken as many names."""
     if isinstance(fields, str):

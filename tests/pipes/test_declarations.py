@@ -200,7 +200,7 @@ def test_a_pipeline_of_subclasses_has_the_same_states_and_the_same_fast_path(cas
 
 @pytest.mark.usefixtures("shards")
 def test_a_reader_with_another_loop_is_read_by_that_loop() -> None:
-    from wds_datapipes.pipes.shards.loading import ShardLoader
+    from wds_datapipes.pipes.shards.load_wds_shards import ShardLoader
 
     class FirstMembers(ShardLoader):
         def __iter__(self) -> Iterator[Any]:

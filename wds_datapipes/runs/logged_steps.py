@@ -18,7 +18,7 @@ from wds_datapipes.index.read.indexed_shards import IndexedShards
 from wds_datapipes.loading.checkpoint.received import LoggedBatches
 from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.inspection import call_of
-from wds_datapipes.pipes.samples.indexed import IndexedSamples
+from wds_datapipes.pipes.samples.indexed_samples import IndexedSamples
 from wds_datapipes.pipes.state.pipeline_state import first_uneven_stage
 from wds_datapipes.received_epochs import UNKNOWN, ReceivedEpochs, Rows
 from wds_datapipes.samples.sample_log import BYTES, OFFSET_BITS

@@ -34,7 +34,7 @@ from wds_datapipes.loading import report as reports
 from wds_datapipes.loading.report import SHORTEST_S, LoadingReport, WorkerReport, count_skipped, wait_bucket
 from wds_datapipes.loading.workers import in_process
 from wds_datapipes.on_error.policy import ErrorBudget
-from wds_datapipes.pipes.samples import field_codecs
+from wds_datapipes.pipes.samples import decoding
 from wds_datapipes.pipes.shards.shard_list import ShardList
 from wds_datapipes.testing import build_shard
 
@@ -184,7 +184,7 @@ def spend(seconds: float, item: Any) -> Any:
 
 @pytest.mark.parametrize("workers", WORKERS)
 def test_the_time_of_decoding_excludes_that_of_other_stages(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(field_codecs, "time", SimpleNamespace(perf_counter=lambda: spent_s[0]))
+    monkeypatch.setattr(decoding, "time", SimpleNamespace(perf_counter=lambda: spent_s[0]))
     samples = IterableWrapper([{"__key__": f"{n}", "txt": b"a"} for n in range(3)]).map(partial(spend, 8.0))
     with load(samples.wds_decode(txt=partial(spend, 2.0)).map(partial(spend, 32.0)), workers) as loader:
         assert len(list(loader)) == 3 * max(workers, 1)

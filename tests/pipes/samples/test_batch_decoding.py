@@ -18,7 +18,8 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from wds_datapipes import CenterCrop, ErrorBudget, ImageDecoder, RandomResizedCrop, ShardList, collate_samples
 from wds_datapipes.errors import DecodeError, UnsafeInputError
 from wds_datapipes.loading.report import count_skipped
-from wds_datapipes.pipes.samples.field_codecs import BatchDecoder, SampleDecoder
+from wds_datapipes.pipes.samples.decode_batch import BatchDecoder
+from wds_datapipes.pipes.samples.wds_decode import SampleDecoder
 from wds_datapipes.testing import build_shard
 
 Pipe = IterDataPipe[Any]

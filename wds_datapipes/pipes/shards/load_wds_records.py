@@ -1,4 +1,4 @@
-"""The stage that reads samples from record shards."""
+"""The stage ``.load_wds_records()``: read shards of records."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.io.prefetch import READ_AHEAD_BYTES
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import OnError
-from wds_datapipes.pipes.samples.grouping import PositionedSamples
-from wds_datapipes.pipes.shards.loading import ShardReadingStage
+from wds_datapipes.pipes.samples.positioned_samples import PositionedSamples
+from wds_datapipes.pipes.shards.shard_reading import ShardReadingStage
 from wds_datapipes.pipes.stage import register_stage
 from wds_datapipes.samples.grouping import RecordGrouping
 from wds_datapipes.shards.loading import ShardMembers

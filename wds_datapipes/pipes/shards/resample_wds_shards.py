@@ -1,4 +1,4 @@
-"""The stage that draws shards with replacement, independently in each worker."""
+"""The stage ``.resample_wds_shards()``: draw shards with replacement."""
 
 from __future__ import annotations
 

@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from wds_datapipes.arguments import check_choice, check_fields, check_integer, check_optional_integer
-from wds_datapipes.datapipes import MapDataPipe
 from wds_datapipes.errors import EmptySourceError, StateError, plural
 from wds_datapipes.hints import spelled_for
 from wds_datapipes.index.format.dataset_builder import shard_sizes
@@ -31,6 +30,7 @@ from wds_datapipes.index.read.indexed_shards import IndexedShards
 from wds_datapipes.index.read.table import Select
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.pipes.declarations import Groups
+from wds_datapipes.pipes.samples.indexed_dataset import IndexedDataset
 from wds_datapipes.pipes.sharding import SplittingStage, rank_and_worker_of, warn_of_copies
 from wds_datapipes.pipes.stage import SnapshotStage
 from wds_datapipes.pipes.state.seeding import PlaceOfStage, SeededStage
@@ -44,26 +44,9 @@ from wds_datapipes.user_warnings import warn_user
 #: The stage warns if it must sort more samples than this for each one that it yields; sorting 256 takes about 0.1 ms.
 MANY_SORTED = 256
 
+
 Shards: TypeAlias = "Manifest | str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
 """The shards of a dataset: a manifest, a pattern, or URLs."""
-
-
-class IndexedDataset(MapDataPipe[Sample]):
-    """A map-style dataset of indexed samples, in the order of the shards; see `IndexedSamples.map_style`."""
-
-    def __init__(self, shards: IndexedShards) -> None:
-        super().__init__()
-        self._shards = shards
-
-    def __getitem__(self, number: int) -> Sample:
-        return self._shards.samples([number])[0]
-
-    def __getitems__(self, numbers: list[int]) -> list[Sample]:
-        """Return several samples; torch's ``DataLoader`` calls this for each batch."""
-        return self._shards.samples(numbers)
-
-    def __len__(self) -> int:
-        return len(self._shards)
 
 
 class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample]):

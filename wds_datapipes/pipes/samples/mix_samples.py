@@ -1,4 +1,4 @@
-"""The stage that mixes several sources."""
+"""The stage ``.mix_samples()``: mix several sources."""
 
 from __future__ import annotations
 
