@@ -1,4 +1,4 @@
-"""Differences between operating systems: forks, file locks, processors, and waiting for sockets."""
+"""Differences between operating systems: file locks, processors, and waiting for sockets."""
 
 from __future__ import annotations
 
@@ -27,18 +27,6 @@ OPEN_FLAGS: int = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 #: The events of `new_poll`.
 POLLIN: int = getattr(select, "POLLIN", 1)
 POLLOUT: int = getattr(select, "POLLOUT", 4)
-
-
-def at_fork(
-    *,
-    before: Callable[[], object] | None = None,
-    after_in_parent: Callable[[], object] | None = None,
-    after_in_child: Callable[[], object] | None = None,
-) -> None:
-    """Call functions at each fork of this process, as `os.register_at_fork`; do nothing if the system has no forks."""
-    if hasattr(os, "register_at_fork"):
-        given = {"before": before, "after_in_parent": after_in_parent, "after_in_child": after_in_child}
-        os.register_at_fork(**{name: hook for name, hook in given.items() if hook is not None})
 
 
 def processor_count() -> int:

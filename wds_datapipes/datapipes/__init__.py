@@ -9,7 +9,7 @@ import threading
 import warnings
 from typing import Any
 
-from wds_datapipes.system import at_fork
+from wds_datapipes.io.after_fork import at_fork
 
 # A deprecation of datapipes does not concern users of this package, as it works without those of torch.
 warnings.filterwarnings("ignore", "(?is)(?=.*data ?pipe).*deprecat", module=r"(abc|torch|torchdata|wds_datapipes)\b")
@@ -36,4 +36,4 @@ def _list_locked(*arguments: Any, **options: Any) -> Any:
 
 if graph is not None:
     _list_unlocked, graph._list_connected_datapipes = graph._list_connected_datapipes, _list_locked
-at_fork(before=_traversal.acquire, after_in_parent=_traversal.release, after_in_child=_traversal.release)
+at_fork("traversal", before=_traversal.acquire, after_in_parent=_traversal.release, after_in_child=_traversal.release)

@@ -17,8 +17,9 @@ from tempfile import gettempdir
 from typing import Any, TypeAlias, TypeVar
 
 from wds_datapipes.errors import RankLostError
+from wds_datapipes.io.after_fork import at_fork
 from wds_datapipes.io.file_lock import lock_file
-from wds_datapipes.system import at_fork, user_id
+from wds_datapipes.system import user_id
 
 #: The lifetime of a result and that of the file of a killed process, in seconds.
 VALID_S, KEPT_S = 60.0, 86_400.0
@@ -127,4 +128,4 @@ def _store() -> Any:
     return None if any(store is each for each in _inherited) else store
 
 
-at_fork(after_in_child=lambda: _inherited.append(_store()))
+at_fork("process group", after_in_child=lambda: _inherited.append(_store()))

@@ -15,11 +15,12 @@ import weakref
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
 from wds_datapipes.errors import ShardOpenError, ShardReadError
+from wds_datapipes.io.after_fork import at_fork
 from wds_datapipes.io.raw_streams import RawStream
 from wds_datapipes.io.urls import split_scheme
 from wds_datapipes.redaction import redact_command
 from wds_datapipes.redaction.storage_options import redactor_of_command
-from wds_datapipes.system import HAS_FORK, at_fork
+from wds_datapipes.system import HAS_FORK
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -177,7 +178,7 @@ def _close_copies() -> None:
         process._close_pipes()
 
 
-at_fork(after_in_child=_close_copies)
+at_fork("commands", after_in_child=_close_copies)
 
 
 @functools.cache

@@ -17,13 +17,13 @@ from wds_datapipes.counters import Counters
 from wds_datapipes.errors import MissingDependencyError, ShardOpenError, UnknownSchemeError, WdsError
 from wds_datapipes.extras import require
 from wds_datapipes.hints import REGION
+from wds_datapipes.io.after_fork import at_fork
 from wds_datapipes.io.call_threads import start_call, wait_for
 from wds_datapipes.io.remote.http import HttpClient, is_web
 from wds_datapipes.io.remote.retry import CREDENTIAL_STATUSES, RetryPolicy, concerns_all, is_untrusted
 from wds_datapipes.io.urls import STORE_OPTIONS, known_schemes, split_scheme, store_of
 from wds_datapipes.redaction import redact
 from wds_datapipes.redaction.storage_options import raise_alone, redactor_of
-from wds_datapipes.system import at_fork
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ def _hold_filesystems() -> None:
     _inherited.append([instance for kind in kinds for instance in [*getattr(kind, "_cache", {}).values()]])
 
 
-at_fork(before=_hold_filesystems, after_in_parent=_inherited.pop)
+at_fork("file systems", before=_hold_filesystems, after_in_parent=_inherited.pop)
 
 
 class RemotePath:

@@ -16,11 +16,11 @@ from urllib.request import getproxies
 
 from fsspec.config import conf  # type: ignore[import-untyped]  # it carries no types
 
+from wds_datapipes.io.after_fork import at_fork
 from wds_datapipes.io.call_threads import Steps, run_steps
 from wds_datapipes.io.remote.http_request import SIZE, Access, HttpStatusError, Response, request_steps
 from wds_datapipes.io.remote.resuming_stream import MonitoredFile, OpenedSource, etag_of, is_strong_etag, version_of
 from wds_datapipes.io.remote.retry import is_transient
-from wds_datapipes.system import at_fork
 
 if TYPE_CHECKING:
     from wds_datapipes.io.remote.filesystem import RemotePath
@@ -193,7 +193,7 @@ def _facts(url: str, size: int | None, headers: Mapping[str, str]) -> dict[str, 
 #: Held while the certificates of the system are read, so that concurrent threads do not all read them. A forked process
 #: must not inherit it from another thread.
 _tls_lock = threading.Lock()
-at_fork(before=_tls_lock.acquire, after_in_parent=_tls_lock.release, after_in_child=_tls_lock.release)
+at_fork("certificates", before=_tls_lock.acquire, after_in_parent=_tls_lock.release, after_in_child=_tls_lock.release)
 
 
 @lru_cache(maxsize=16)

@@ -13,9 +13,10 @@ from functools import partial
 from http.client import HTTPException, RemoteDisconnected
 from typing import TypeAlias, TypeVar
 
+from wds_datapipes.io.after_fork import at_fork
 from wds_datapipes.io.call_threads import Steps
 from wds_datapipes.io.raw_streams import move_bytes
-from wds_datapipes.system import POLLIN, POLLOUT, at_fork, new_poll
+from wds_datapipes.system import POLLIN, POLLOUT, new_poll
 
 T = TypeVar("T")
 
@@ -193,5 +194,5 @@ def _is_quiet(sock: socket.socket) -> bool:
 
 #: The connections of this process.
 POOL = ConnectionPool()
-at_fork(after_in_child=POOL.forget)
+at_fork("connections", after_in_child=POOL.forget)
 atexit.register(POOL.clear)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from wds_datapipes.system import at_fork
+from wds_datapipes.io.after_fork import at_fork
 
 Bytes = NDArray[np.uint8]
 
@@ -189,7 +189,7 @@ def _fork() -> None:
         lender.fork()
 
 
-at_fork(before=_fork)
+at_fork("segments", before=_fork)
 
 
 #: A status page: numbers, figures with names of up to 96 bytes, and a text.

@@ -16,7 +16,8 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import DupFd
 from typing import IO, Any
 
-from wds_datapipes.system import POLLIN, at_fork, new_poll
+from wds_datapipes.io.after_fork import at_fork
+from wds_datapipes.system import POLLIN, new_poll
 
 #: How long a process may take to exit on its own, in seconds. The item that it is producing is discarded.
 GRACE_S = 0.4
@@ -193,4 +194,4 @@ def _close_writers() -> None:
 
 
 # The program may call os.fork() directly, so only a hook sees every fork.
-at_fork(after_in_child=_close_writers)
+at_fork("workers", after_in_child=_close_writers)
