@@ -46,11 +46,11 @@ def texts_of(path: Path) -> Iterator[str]:
 CALLED: dict[str, dict[str, str]] = {
     "codecs/decoding.py": {"partial": "wds_decode", "only": "wds_decode"},
     "foreign_names.py": {"on_error": ""},  # what to write instead of another package's arguments
-    "index/format/dataset_builder.py": {"access": "IndexedSamples read_table", "indexing": "AccessOptions"},
+    "index/format/index_lookup.py": {"access": "IndexedSamples read_table", "indexing": "AccessOptions"},
     "index/order/batch_share.py": {"remainder": "IndexedSamples"},
     "index/read/epoch_samples.py": {"select": "IndexedSamples"},
     "index/read/indexed_shards.py": {"fields": "IndexedSamples", "missing": "Join"},
-    "index/read/table.py": {"order": "IndexedSamples"},
+    "index/order/select.py": {"order": "IndexedSamples"},
     "integrations/dali.py": {"paths": "", "cycle": ""},
     "io/remote/http_request.py": {"no_proxy": ""},
     "io/urls.py": {"replace": "register_opener", "allow_local_files": "ShardList"},

@@ -81,6 +81,16 @@ def test_imports_point_down() -> None:
         assert not above, f"{name} stands below what it imports: {above}"
 
 
+def test_rooms_of_the_index_import_those_before_them() -> None:
+    rooms = ["format", "order", "read"]
+    for name in MODULES:
+        if package_of(name) == "index" and (room := name.split("/")[2]) in rooms:
+            own = [found.split(".")[2] for found in imported(parse(name)) if package_of(found) == "index"]
+            above = {each for each in own if rooms.index(each) > rooms.index(room)}
+            # User columns are computed from samples, which are read by the index without them.
+            assert above == ({"read"} if name.endswith("format/user_columns.py") else set()), name
+
+
 def test_each_package_has_a_layer() -> None:
     assert LISTED[-1] == "cli"
     assert {package_of(name) for name in MODULES} == set(ORDER)

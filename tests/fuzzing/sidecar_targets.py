@@ -17,9 +17,10 @@ from shard_targets import scratch
 
 from wds_datapipes import errors
 from wds_datapipes.errors import CorruptSidecarError, SidecarError, StateError
-from wds_datapipes.index.format.builder import build_index, check_index
+from wds_datapipes.index.format.builder import build_index
 from wds_datapipes.index.format.index_file import HEAD, MAGIC, index_bytes, parse_index
 from wds_datapipes.index.format.manifest import Manifest, read_manifest, write_manifest
+from wds_datapipes.index.format.validity import check_index
 from wds_datapipes.index.interop import read_wids_index
 from wds_datapipes.on_error.policy import read_quarantine
 from wds_datapipes.shard_cache.entry import CopyFacts, Entry

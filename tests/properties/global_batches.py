@@ -11,7 +11,8 @@ import numpy as np
 from wds_datapipes import IndexedSamples
 from wds_datapipes.index.order.lanes import Lanes
 from wds_datapipes.index.order.mixed_order import MixedOrder
-from wds_datapipes.index.order.phases import Phase, PhasePlan
+from wds_datapipes.index.order.phase import Phase
+from wds_datapipes.index.order.phases import PhasePlan
 from wds_datapipes.index.order.sample_order import Order, SampleOrder
 
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from wds_datapipes import TarWriter, first_dot, last_dot
 from wds_datapipes.errors import CorruptSidecarError, DuplicateKeyError
 from wds_datapipes.index import IndexOptions, ShardIndex, build_index, check_index
+from wds_datapipes.index.format.index_columns import COLUMNS
 from wds_datapipes.index.format.index_file import index_bytes, index_url, parse_index, read_index, write_index
-from wds_datapipes.index.format.shard_index import COLUMNS
 from wds_datapipes.samples.grouping import OnDuplicate, group_samples
 from wds_datapipes.samples.keys import KeyRule
 from wds_datapipes.shards.loading import ReadOptions, read_shards

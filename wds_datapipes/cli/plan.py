@@ -15,7 +15,7 @@ from wds_datapipes.cli._options import StoreArguments, parse_bytes, parse_pairs,
 from wds_datapipes.cli._report import print_json, print_table
 from wds_datapipes.errors import StaleSidecarError, plural
 from wds_datapipes.extras import require
-from wds_datapipes.index.format.dataset_builder import indexed_shards
+from wds_datapipes.index.format.index_lookup import indexed_shards
 from wds_datapipes.index.format.manifest import Manifest, read_manifest
 from wds_datapipes.index.format.options import HELD_BYTES, AccessOptions
 from wds_datapipes.io.compression.formats import strip_shard_suffix

@@ -28,7 +28,7 @@ from wds_datapipes.index.format.options import AccessOptions, IndexOptions
 from wds_datapipes.index.format.origin import origin_of
 from wds_datapipes.index.format.shard_index import ShardIndex
 from wds_datapipes.index.read.dataset_reader import DatasetReader
-from wds_datapipes.index.read.sample_reader import has_random_access
+from wds_datapipes.index.read.fetch import has_random_access
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.remote.remote_file import file_facts
 from wds_datapipes.on_error.policy import raise_error

@@ -23,9 +23,9 @@ from wds_datapipes.errors import (
     UnsafeInputError,
     plural,
 )
-from wds_datapipes.index.format.builder import check_index
 from wds_datapipes.index.format.index_file import index_url, read_index
 from wds_datapipes.index.format.manifest import Manifest
+from wds_datapipes.index.format.validity import check_index
 from wds_datapipes.io.openers import redact, split_scheme
 from wds_datapipes.parallel.map_shards import Shards, collect_shards, resolve_shards
 from wds_datapipes.prepare.shard_contents import ScanKeywords, ScanOptions, ShardFault, read_contents

@@ -20,7 +20,7 @@ from numbered_shards import write_numbered
 from wds_datapipes import IndexedSamples
 from wds_datapipes.errors import MissingSidecarError
 from wds_datapipes.index import AccessOptions, Manifest, build_indexes, index_url, read_index
-from wds_datapipes.index.format.dataset_builder import FOLDER_LOCK, lock_folder
+from wds_datapipes.index.format.folder_lock import FOLDER_LOCK, lock_folder
 from wds_datapipes.testing import build_shard
 from wds_datapipes.types import Sample
 

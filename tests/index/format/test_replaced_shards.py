@@ -17,7 +17,7 @@ from nginx_server import Nginx
 from wds_datapipes import IndexedSamples
 from wds_datapipes.errors import ChangedShardError
 from wds_datapipes.index import AccessOptions, IndexOptions, Manifest, build_indexes
-from wds_datapipes.index.format import dataset_builder
+from wds_datapipes.index.format import validity
 from wds_datapipes.testing import build_shard
 
 COUNT = 50
@@ -202,7 +202,7 @@ def test_valid_indexes_are_kept_or_a_warning_says_why_not(
 ) -> None:
     place.write(shard(tmp_path / "old", SAMPLES))
     options: dict[str, Any] = {"index_dir": tmp_path / "indexes", "storage_options": place.options}
-    dataset_builder._warned.clear()
+    validity._warned.clear()
     assert [result.is_new for result in build_indexes([place.url], **options)] == [True]
     assert caplog.messages == []
     has_version = request.node.callspec.params["place"] != "http without a version"

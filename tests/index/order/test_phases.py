@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from wds_datapipes import IndexedSamples, StatefulShards
 from wds_datapipes.index import EpochOptions, Manifest
 from wds_datapipes.index.order.batch_share import WHOLE_EPOCH
-from wds_datapipes.index.order.phases import check_schedule
+from wds_datapipes.index.order.weight_schedule import check_schedule
 from wds_datapipes.pipes.state.seeding import PlaceOfStage
 from wds_datapipes.types import ShardInfo
 

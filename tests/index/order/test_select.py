@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wds_datapipes.index.read.table import Selection
+from wds_datapipes.index.order.select import Selection
 
 SIZES = st.lists(st.integers(0, 9), min_size=1, max_size=8)
 

@@ -29,8 +29,9 @@ from wds_datapipes.errors import CacheError, ChangedShardError, ShardError, Shar
 from wds_datapipes.index import AccessOptions, EpochOptions, IndexOptions, Manifest, build_indexes, read_index
 from wds_datapipes.index.format.index_file import index_url
 from wds_datapipes.index.read.dataset_reader import DatasetReader
+from wds_datapipes.index.read.fetch import ShardRanges
 from wds_datapipes.index.read.indexed_shards import IndexedShards
-from wds_datapipes.index.read.sample_reader import SampleReader, ShardRanges
+from wds_datapipes.index.read.sample_reader import SampleReader
 from wds_datapipes.io.call_threads import Steps, run_steps
 from wds_datapipes.io.remote import http_request
 from wds_datapipes.testing import build_shard

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from wds_datapipes import IndexedSamples
 from wds_datapipes.errors import DuplicateKeyError
 from wds_datapipes.index import AccessOptions, Manifest, build_indexes, read_table, resample
-from wds_datapipes.index.read import table as sample_table
-from wds_datapipes.index.read.table import KeyTable
+from wds_datapipes.index.read import join
+from wds_datapipes.index.read.join import KeyTable
 from wds_datapipes.testing import build_shard
 
 SIZES = (4, 0, 7)
@@ -73,7 +73,7 @@ class Keys:
 def test_each_wanted_key_is_found_or_is_not_unique(hashed: Any, shards: list[list[str]], others: list[str]) -> None:
     keys = list(chain(*shards))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sample_table, "hash", hashed, raising=False)
+        patch.setattr(join, "hash", hashed, raising=False)
         table = KeyTable([f"{number}.tar" for number in range(len(shards))], [Keys(each) for each in shards])  # type: ignore[misc]
         assert list(table) == keys
         if any(keys.count(key) > 1 for key in others):
@@ -82,7 +82,7 @@ def test_each_wanted_key_is_found_or_is_not_unique(hashed: Any, shards: list[lis
             others = [key for key in others if keys.count(key) < 2]
         expected = [keys.index(key) if key in keys else -1 for key in others]
         assert table.find(others).tolist() == expected
-        patch.setattr(sample_table, "hash", lambda key: -len(str(key)), raising=False)  # as in another process
+        patch.setattr(join, "hash", lambda key: -len(str(key)), raising=False)  # as in another process
         assert pickle.loads(pickle.dumps(table)).find(others).tolist() == expected
 
 

@@ -9,28 +9,23 @@ from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from itertools import islice
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 
-from wds_datapipes.arguments import check_choice, checks_calls
-from wds_datapipes.errors import CorruptShardError, DuplicateKeyError, StaleSidecarError, plural
+from wds_datapipes.arguments import checks_calls
+from wds_datapipes.errors import DuplicateKeyError
+from wds_datapipes.index.format.index_columns import COLUMNS
 from wds_datapipes.index.format.options import IndexOptions
 from wds_datapipes.index.format.origin import origin_of
-from wds_datapipes.index.format.shard_index import COLUMNS, RULES, ShardFacts, ShardIndex, rule_name
+from wds_datapipes.index.format.shard_facts import RULES, ShardFacts, rule_name
+from wds_datapipes.index.format.shard_index import ShardIndex
 from wds_datapipes.index.format.user_columns import Columns, add_columns, as_function
 from wds_datapipes.io.openers import redact
-from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
-from wds_datapipes.io.remote.remote_file import file_facts
 from wds_datapipes.samples.grouping import OnRepeatedKey, SampleGrouping
-from wds_datapipes.samples.keys import KeyRule
 from wds_datapipes.shards.position import Progress
 from wds_datapipes.tar.scanner import ShardScan
 from wds_datapipes.types import MemberTuple, Shard
-
-Depth: TypeAlias = Literal["size", "headers", "bytes"]
-"""How much of a shard `check_index` reads."""
-
 
 DEFAULT_OPTIONS = IndexOptions()
 #: The keys of a sample that are not fields, at its beginning.
@@ -176,89 +171,3 @@ def index_scan(scan: ShardScan, members: Generator[MemberTuple, None, None] | No
     if (index.facts.mtime_ns, index.facts.etag) != (None, None):
         index.facts = replace(index.facts, origin=origin_of(scan.shard.url, scan.storage_options))
     return index
-
-
-@checks_calls
-def check_index(
-    index: ShardIndex,
-    url: str | os.PathLike[str],
-    *,
-    depth: Depth = "size",
-    key_rule: KeyRule | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-    limits: ReadLimits = DEFAULT_LIMITS,
-) -> None:
-    """Raise an error unless an index matches the current state of a shard.
-
-    Args:
-        index: the index.
-        url: the shard.
-        depth: ``"size"`` compares the size of the shard and, where the index was built, its ETag or, if the index has
-            columns of your own or was built by your own key rule, its modification time; ``"headers"`` reads all
-            headers and compares the positions of all samples; ``"bytes"`` also compares the digest, if the index has
-            one.
-        key_rule: the rule with which the index was built, if it is not one of this package.
-        storage_options: passed to a remote file system.
-        limits: the limits for the shard, see `ReadLimits`.
-
-    Raises:
-        StaleSidecarError: the shard has changed.
-        ShardError: the shard cannot be read.
-
-    Examples:
-        >>> from wds_datapipes.testing import build_shard
-        >>> url = build_shard("a.tar", [{"__key__": "x", "txt": "one"}])
-        >>> index = build_index(url)
-        >>> check_index(index, url, depth="headers")
-        >>> _ = build_shard("a.tar", [{"__key__": "x", "txt": "other"}])
-        >>> check_index(index, url, depth="headers")
-        Traceback (most recent call last):
-        wds_datapipes.errors.StaleSidecarError: a.tar has changed since its index was built: sample 0 ('x') ...
-    """
-    check_choice("depth", depth, Depth)
-    path = os.fspath(url)
-    if change := index.describe_change(
-        origin_of(path, storage_options), file_facts(path, storage_options=storage_options)
-    ):
-        raise _stale(path, change)
-    if depth == "size":
-        return
-    rule = key_rule or index.key_rule
-    if rule is None:
-        raise ValueError(f"The index was built with the rule {index.facts.key_rule}. Pass it as key_rule to check it")
-    options = IndexOptions(
-        key_rule=rule,
-        lowercase=index.facts.lowercase,
-        on_duplicate=index.facts.on_duplicate,  # type: ignore[arg-type]  # a recorded str
-        digest=depth == "bytes" and index.facts.sha256 is not None,
-        ignore_zeros=True,
-        end_marker="optional",
-        limits=limits,
-    )
-    reading: dict[str, Any] = {"on_repeated_key": "ignore", "storage_options": storage_options}
-    try:
-        now = build_index(path, options, **reading)
-    except CorruptShardError:  # unless the index ends before data that belong to no archive
-        now = build_index(path, replace(options, ignore_zeros=False, end_marker="final"), **reading)
-        if not index.has_same_layout(now):
-            raise
-    if index.facts.bytes not in (None, now.facts.bytes):
-        raise _stale(path, f"it has {now.facts.bytes} bytes, not {index.facts.bytes}")
-    if not index.has_same_layout(now):
-        raise _stale(path, _difference(index, now))
-    if now.facts.sha256 is not None and now.facts.sha256 != index.facts.sha256:
-        raise _stale(path, f"its SHA-256 is {now.facts.sha256}, not {index.facts.sha256}")
-
-
-def _difference(then: ShardIndex, now: ShardIndex) -> str:
-    """Describe the first difference between two indexes."""
-    for number, (old, new) in enumerate(zip(then, now, strict=False)):
-        if old != new:
-            return f"sample {number} ({new.key!r}) is {new[1:]}, not {old.key!r}, {old[1:]}"
-    return f"it has {plural(len(now), 'sample')} up to byte {now.end}, not {len(then):,} up to byte {then.end}"
-
-
-def _stale(archive: str, found: str) -> StaleSidecarError:
-    return StaleSidecarError(
-        f"{redact(archive)} has changed since its index was built: {found}. Build the index again, or restore the shard"
-    )

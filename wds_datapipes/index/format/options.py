@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeAlias
 import numpy.typing as npt
 
 from wds_datapipes.arguments import check_choice, check_integer, check_optional_integer, checks_calls
-from wds_datapipes.index.format.shard_index import Rules, ShardIndex, rule_name
-from wds_datapipes.index.order.sample_order import Lengths
+from wds_datapipes.index.format.shard_facts import Rules, rule_name
+from wds_datapipes.index.format.shard_index import ShardIndex
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.redaction import hides_credentials
 from wds_datapipes.samples.fields import Lacking
@@ -19,6 +19,8 @@ from wds_datapipes.samples.grouping import OnDuplicate
 from wds_datapipes.samples.keys import KeyRule, check_key_rule, first_dot
 from wds_datapipes.tar.headers import EndMarker
 
+Lengths: TypeAlias = npt.ArrayLike | Callable[[ShardIndex], npt.ArrayLike]
+"""The length of each sample, or a function that returns those of a shard from its index."""
 Exclude: TypeAlias = "str | os.PathLike[str] | Callable[[ShardIndex], npt.ArrayLike] | Iterable[Any]"
 """A file of keys, a function that returns numbers or a mask for the index of a shard, or a list of both."""
 

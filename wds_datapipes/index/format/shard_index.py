@@ -2,120 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from collections.abc import Callable, Iterator
+from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeAlias, get_type_hints
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from wds_datapipes.arguments import checks_calls
 from wds_datapipes.errors import CorruptSidecarError, UnsupportedSidecarError, plural
+from wds_datapipes.index.format.index_columns import COLUMNS, Columns, NamedColumns, check_columns
+from wds_datapipes.index.format.shard_facts import RULES, ShardFacts
 from wds_datapipes.io.remote.remote_file import FileFacts
-from wds_datapipes.samples.keys import KeyRule, first_dot, last_dot
-from wds_datapipes.tar.headers import BLOCK, NAME_BYTES
+from wds_datapipes.samples.keys import KeyRule
+from wds_datapipes.tar.headers import NAME_BYTES
 
-Columns: TypeAlias = Mapping[str, "npt.NDArray[Any]"]
-
-#: Every column of an index and the type of its numbers, which are little-endian in a file and in memory.
-COLUMNS = {
-    "sample_offsets": "<i8",
-    "sample_members": "<i8",
-    "member_offsets": "<i8",
-    "member_sizes": "<i8",
-    "member_fields": "<u4",
-    "key_ends": "<i8",
-    "key_text": "|u1",
-    "field_ends": "<i8",
-    "field_text": "|u1",
-}
 #: Keys are decoded together unless the surrounding text is more than this many times as long.
 SPARSE_KEYS = 16
-#: The kinds of user columns: Boolean values, integers, floating-point numbers and text of a fixed width.
-KINDS = "bifU"
-#: The maximum size of a value in these columns, in bytes; a character of text takes 4.
-MAX_VALUE_BYTES = 4 * 256
-
-
-class Rules(NamedTuple):
-    """The rules by which an index groups members into samples, as `IndexOptions` has them.
-
-    >>> str(Rules("last_dot", True, "raise")), str(Rules("first_dot", True, "raise"))
-    ('key_rule=last_dot', 'the default rules')
-    """
-
-    key_rule: str = "first_dot"
-    lowercase: bool = True
-    on_duplicate: str = "raise"
-
-    def __str__(self) -> str:
-        shown = {"key_rule": self.key_rule, "lowercase": self.lowercase, "on_duplicate": repr(self.on_duplicate)}
-        different = [name for name, value, default in zip(shown, self, Rules(), strict=True) if value != default]
-        return ", ".join(f"{name}={shown[name]}" for name in different) or "the default rules"
-
-
-@dataclass(frozen=True)
-class ShardFacts:
-    """Facts that an index records about its shard; ``None`` if unknown.
-
-    Attributes:
-        bytes: the size of the file.
-        sha256: its digest, in hexadecimal digits.
-        mtime_ns: the modification time of a local file, or of a file without an ETag, in nanoseconds since 1970.
-        etag: the identifier of this version in a store.
-        origin: a digest of the place where this time or ETag was recorded; those of a copy differ.
-        compression: ``"gzip"``, ``"bz2"``, ``"xz"`` or ``"zstd"``; ``None`` for a plain archive.
-        key_rule: the rule that splits member names: ``"first_dot"``, ``"last_dot"`` or ``"module:function"``.
-        lowercase: whether field names are lowercased.
-        on_duplicate: which of several members for the same field of a sample is used; ``"raise"`` for none.
-    """
-
-    bytes: int | None = None
-    sha256: str | None = None
-    mtime_ns: int | None = None
-    etag: str | None = None
-    origin: str | None = None
-    compression: str | None = None
-    key_rule: str = "first_dot"
-    lowercase: bool = True
-    on_duplicate: str = "raise"
-
-    @classmethod
-    def from_json(cls, found: object) -> ShardFacts:
-        """Create facts from JSON and check them.
-
-        Raises:
-            ValueError: the JSON is invalid.
-        """
-        kinds = _kinds_of_facts()
-        if not isinstance(found, dict) or found.keys() != kinds.keys():
-            raise ValueError(f"its facts about the shard are not {', '.join(sorted(kinds))}")
-        for name, kind in kinds.items():
-            if not isinstance(found[name], kind) or (kind is not bool and isinstance(found[name], bool)):
-                raise ValueError(f"its {name} is {found[name]!r}")
-        if found["bytes"] is not None and found["bytes"] < 0:
-            raise ValueError(f"its bytes is {found['bytes']}")
-        return cls(**found)
-
-    def at(self, origin: str) -> ShardFacts:
-        """Return the facts that hold at a place: a copy has neither the time nor the ETag of another one."""
-        return self if origin == self.origin else replace(self, mtime_ns=None, etag=None)
-
-    @property
-    def rules(self) -> Rules:
-        """The rules by which the members were grouped."""
-        return Rules(self.key_rule, self.lowercase, self.on_duplicate)
-
-
-@cache
-def _kinds_of_facts() -> dict[str, Any]:
-    return get_type_hints(ShardFacts)
-
-
-#: The key rules that an index refers to by name.
-RULES: dict[str, KeyRule] = {"first_dot": first_dot, "last_dot": last_dot}
 
 
 class IndexEntry(NamedTuple):
@@ -358,59 +262,3 @@ class ShardIndex:
             columns["member_sizes"][first:last].tolist(),
         )
         return IndexedSample(self.keys_of(np.array([number]))[0], offset, end, tuple(entries))
-
-
-def rule_name(rule: KeyRule) -> str:
-    """Return the name of a key rule in an index: plain for those of this package, otherwise with the module."""
-    for name, known in RULES.items():
-        if rule is known:
-            return name
-    return f"{getattr(rule, '__module__', '?')}:{getattr(rule, '__qualname__', type(rule).__qualname__)}"
-
-
-class NamedColumns(dict[str, "npt.NDArray[Any]"]):
-    """Columns, with an error for user columns that were not built."""
-
-    index_name = ""
-
-    def __missing__(self, name: str) -> npt.NDArray[Any]:
-        if len(self["sample_offsets"]) == 1:  # the user's function was never called
-            return np.empty(0)
-        known = sorted(self.keys() - COLUMNS.keys())
-        only = f", only {known}" if known else ""
-        raise KeyError(f"{self.index_name} has no column {name!r}{only}. Build it with build_indexes(columns=...)")
-
-
-def check_columns(columns: dict[str, npt.NDArray[Any]]) -> None:
-    """Raise ValueError unless the columns are consistent: no offset may be outside its sample."""
-    if not columns.keys() >= COLUMNS.keys():
-        raise ValueError(f"it has the columns {sorted(columns)}, not {sorted(COLUMNS)}")
-    for name, kind in COLUMNS.items():
-        if columns[name].dtype != np.dtype(kind) or columns[name].ndim != 1:
-            raise ValueError(f"its column {name} is {columns[name].dtype} with {columns[name].ndim} dimensions")
-    samples, counts = columns["sample_offsets"], columns["sample_members"]
-    offsets, sizes, numbers = columns["member_offsets"], columns["member_sizes"], columns["member_fields"]
-    _expect(len(samples) >= 1 and len(counts) == len(samples) == len(columns["key_ends"]) + 1, "its columns of samples")
-    _expect(len(offsets) == len(sizes) == len(numbers), "its columns of members")
-    _expect(samples[0] >= 0 and np.all(samples[1:] > samples[:-1]), "the offsets of its samples")
-    _expect(counts[0] == 0 and counts[-1] == len(offsets) and np.all(counts[1:] > counts[:-1]), "its counts of members")
-    _expect(not len(numbers) or numbers.max() < len(columns["field_ends"]), "its fields")
-    begins, ends = np.repeat(samples[:-1], np.diff(counts)), np.repeat(samples[1:], np.diff(counts))
-    _expect(
-        np.all((offsets % BLOCK == 0) & (offsets - BLOCK >= begins) & (offsets <= ends)), "the offsets of its members"
-    )
-    _expect(np.all((sizes >= 0) & (sizes <= ends - offsets)), "the sizes of its members")
-    for name in columns.keys() - COLUMNS.keys():
-        column = columns[name]
-        _expect(column.ndim == 1 and len(column) == len(samples) - 1, f"its column {name}")
-        _expect(column.dtype.kind in KINDS and column.dtype.itemsize <= MAX_VALUE_BYTES, f"its column {name}")
-    for name in ("key", "field"):
-        texts, raw = columns[f"{name}_ends"], columns[f"{name}_text"]
-        whole = int(texts[-1]) if len(texts) else 0
-        _expect(whole == len(raw) and (not len(texts) or texts[0] >= 0), f"its {name}s")
-        _expect(np.all(texts[1:] >= texts[:-1]), f"its {name}s")
-
-
-def _expect(condition: Any, what: str) -> None:
-    if not condition:
-        raise ValueError(f"{what} are inconsistent")

@@ -14,8 +14,10 @@ import numpy.typing as npt
 from wds_datapipes.codecs.decoding import DecoderChain
 from wds_datapipes.errors import MissingFieldError
 from wds_datapipes.fingerprint import fingerprint
-from wds_datapipes.index.format.shard_index import COLUMNS, MAX_VALUE_BYTES, ShardIndex
-from wds_datapipes.index.read.sample_reader import SampleReader, ShardRanges
+from wds_datapipes.index.format.index_columns import COLUMNS, MAX_VALUE_BYTES
+from wds_datapipes.index.format.shard_index import ShardIndex
+from wds_datapipes.index.read.fetch import ShardRanges
+from wds_datapipes.index.read.sample_reader import SampleReader
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import note

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from wds_datapipes.errors import StateError
+from wds_datapipes.index.order.draws import Pass
 from wds_datapipes.index.order.lanes import Lanes
 from wds_datapipes.index.order.permutation import Numbers
-from wds_datapipes.index.order.phases import Pass, PhasePlan
+from wds_datapipes.index.order.phases import PhasePlan
 from wds_datapipes.index.order.sample_order import EpochOrder, Order
 from wds_datapipes.seeds import derived_seed
 

@@ -8,7 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from wds_datapipes.errors import StateError, plural
-from wds_datapipes.index.order.phases import Phase, PhasePlan
+from wds_datapipes.index.order.phase import Phase
+from wds_datapipes.index.order.phases import PhasePlan
 
 #: The attributes of a `Phase` that a record may contain, apart from its datasets and beginning.
 FACTS = ("count", "batch", "points")

@@ -2,102 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
-from wds_datapipes.arguments import check_integer
 from wds_datapipes.errors import StateError
-from wds_datapipes.index.order.draw_pattern import DrawPattern, integer_weights
+from wds_datapipes.index.order.draw_pattern import DrawPattern
+from wds_datapipes.index.order.draws import Draws, Pass, add_passes, passes_drawn
 from wds_datapipes.index.order.permutation import Numbers
+from wds_datapipes.index.order.phase import Phase
+from wds_datapipes.index.order.weight_schedule import weights_between
 from wds_datapipes.received_epochs import NONE_RECEIVED, ReceivedEpochs
 from wds_datapipes.seeds import derived_seed
-
-Weights: TypeAlias = "Mapping[str, float] | Sequence[Sequence[Any]]"
-"""The weights of datasets, or a schedule of them by step."""
-
-#: The maximum number of changes between two points of a linear schedule, and the sum of the integers in each.
-STAIRS, RESOLUTION = 100, 1000
-
-
-@dataclass(frozen=True)
-class Phase:
-    """A part of a run with the same datasets, schedule and batches.
-
-    Attributes:
-        count: the number of samples in an epoch.
-        batch: the number of samples in a global batch.
-        datasets: for each dataset, the numbers of its shards and samples, and their digest.
-        points: the schedule of weights, by step; None if an epoch has each sample once.
-        epoch: the epoch in which the phase begins.
-        start: the position in this epoch at which it begins.
-        step: the step at which it begins.
-    """
-
-    count: int
-    batch: int
-    datasets: Mapping[str, Sequence[Any]]
-    points: Sequence[Sequence[Any]] | None = None
-    epoch: int = 0
-    start: int = 0
-    step: int = 0
-
-    def drawn_datasets(self, name: str) -> dict[str, int]:
-        """Return the number of shards of each dataset that has a weight; ``""`` means all datasets together."""
-        return {each: shards for each, (shards, *_) in self.datasets.items() if name in ("", each)}
-
-
-class Pass(NamedTuple):
-    """The pass from which a dataset has certain shards.
-
-    Attributes:
-        number: the number of the pass.
-        draws: the number of draws from each lane before it.
-        samples: the number of samples.
-        shards: the number of shards of each dataset that is read.
-    """
-
-    number: int
-    draws: Numbers
-    samples: int
-    shards: Mapping[str, int]
-
-    def numbers(self, lanes: Numbers, draws: Numbers, count: int) -> Numbers:
-        """Return the numbers of draws, if each lane continues where the previous one ends; see `lane_starts`."""
-        return draws - self.draws[lanes] + (self.number + lanes) * self.samples // count
-
-    def passes(self, lanes: Numbers, numbers: Numbers, count: int) -> Numbers:
-        """Return the pass of each draw, from these numbers."""
-        return ((numbers + 1) * count - 1) // max(self.samples, 1) - lanes
-
-
-class Draws(NamedTuple):
-    """Draws with the same weights.
-
-    Attributes:
-        begins: the number of draws from each lane before them, from the beginning of the run.
-        pattern: the order of the datasets.
-        shifts: the beginning of the pattern in each lane.
-        earlier: the number of earlier draws from each dataset and lane.
-    """
-
-    begins: Numbers
-    pattern: DrawPattern
-    shifts: Numbers
-    earlier: Numbers
-
-    def count_to(self, ends: Numbers) -> Numbers:
-        """Return the number of draws from each dataset and lane among the first draws from each lane."""
-        return self.earlier + self.pattern.count(ends - self.begins, self.shifts)
-
-    def find(self, lanes: Numbers, numbers: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the dataset of each draw and the number of the draw among those from its dataset and lane."""
-        datasets, draws = self.pattern.draw(numbers - self.begins[lanes], self.shifts[lanes])
-        return datasets, draws + self.earlier[datasets, lanes]
 
 
 class Stretch(NamedTuple):
@@ -270,7 +189,7 @@ class PhasePlan:
             )
             for name, old, new, known in zip(names, before, after, passes, strict=True):
                 samples, passed = found[name]
-                found[name] = samples + new - old, passed + _passed(known, new) - _passed(known, old)
+                found[name] = samples + new - old, passed + passes_drawn(known, new) - passes_drawn(known, old)
         return found
 
     def _received_until(self, epoch: int, position: int) -> Iterator[tuple[int, int, int]]:
@@ -317,7 +236,7 @@ class PhasePlan:
         lanes = np.arange(self.lanes)
         ends = [*(phase.step for phase in self.phases[1:]), None]
         for phase, end in zip(self.phases, ends, strict=True):
-            for number, (step, weights) in enumerate(_weights_between(phase, end)):
+            for number, (step, weights) in enumerate(weights_between(phase, end)):
                 epoch, first = phase.epoch, phase.start
                 if number:
                     _, epoch, batch = self.locate(step)
@@ -325,17 +244,11 @@ class PhasePlan:
                 begins = min(-(-first // self.lanes), self.end_of(epoch) // self.lanes) + self.drawn(epoch)
                 count = found[-1].count_to(begins) if found else count
                 if not number:
-                    _grow(passes, names, phase, count)
+                    add_passes(passes, names, phase, count)
                 key = None if seed is None else derived_seed("mixture", seed, len(found))
                 pattern = DrawPattern(tuple(weights.get(name, 0) for name in names), key)
                 found.append(Draws(begins, pattern, lanes * (phase.batch // self.lanes), count))
         return names, found, passes
-
-
-def _passed(passes: Sequence[Pass], count: int) -> float:
-    """Return how many passes over a dataset a number of draws takes."""
-    last = [each for each in passes if each.draws.sum() <= count][-1]
-    return last.number + (count - int(last.draws.sum())) / max(last.samples, 1)
 
 
 def unknown_step_error(step: int, epoch: int) -> StateError:
@@ -345,77 +258,3 @@ def unknown_step_error(step: int, epoch: int) -> StateError:
         "number of steps that its loader did not report. Loop over data.tracked(loader), DataLoader2 with "
         "ShardReadingService, or StatefulDataLoader with snapshot_every_n_steps=1"
     )
-
-
-def _grow(passes: list[list[Pass]], names: Sequence[str], phase: Phase, count: Numbers) -> None:
-    """Record the pass from which each dataset has the shards of a phase: the first that has not begun."""
-    lanes, of = np.arange(count.shape[1]), count.shape[1]
-    for known, name, drawn in zip(passes, names, count, strict=True):
-        shards = phase.drawn_datasets(name)
-        samples = sum(phase.datasets[each][1] for each in shards)
-        if not shards or (known and known[-1].shards == shards):
-            continue
-        number, draws = 0, np.zeros_like(drawn)
-        if known:
-            last = known[-1]
-            begun = last.passes(lanes, last.numbers(lanes, drawn - 1, of), of)[drawn > last.draws]
-            number = max([last.number, *(begun + 1).tolist()])
-            draws = last.draws + (number + lanes) * last.samples // of - (last.number + lanes) * last.samples // of
-        known.append(Pass(number, draws, samples, shards))
-
-
-def _weights_between(phase: Phase, end: int | None) -> list[tuple[int, dict[str, int]]]:
-    """Return the integer weights of a phase, each with the first step to which they apply."""
-    found = list[tuple[int, dict[str, int]]]()
-    for step, weights in _stairs(phase.points):
-        if step <= phase.step:
-            found = [(phase.step, weights)]
-        elif end is None or step < end:
-            found.append((step, weights))
-    return found
-
-
-def _stairs(points: Sequence[Sequence[Any]] | None) -> Iterator[tuple[int, dict[str, int]]]:
-    """Yield the steps of a schedule at which its weights change, and the integer weights from there on."""
-    before: tuple[int, dict[str, int]] = 0, {}
-    for step, weights, *kind in points or ():
-        if kind:
-            first, known = before
-            stairs = min(step - first, STAIRS)
-            for stair in range(stairs):
-                part = (2 * stair + 1) / (2 * stairs)
-                mixed = {
-                    name: (1 - part) * known[name] / sum(known.values()) + part * weights[name] / sum(weights.values())
-                    for name in weights
-                }
-                mixed = {name: max(round(weight * RESOLUTION), weight > 0) for name, weight in mixed.items()}
-                yield first + stair * (step - first) // stairs, mixed
-        before = step, weights
-        yield before
-
-
-def check_schedule(weights: Weights, names: Sequence[str], batch: int | None) -> list[Sequence[Any]]:
-    """Return weights as a schedule: points of a step and integer weights from there on, some of them ``"linear"``.
-
-    Raises:
-        ValueError: a weight is missing or invalid, the steps do not increase from 0, or steps have no fixed size.
-        TypeError: the weights are neither a mapping nor such points.
-    """
-    if isinstance(weights, Mapping) or not isinstance(weights, list | tuple):
-        return [[0, integer_weights(weights, names)]]  # type: ignore[arg-type]  # it checks the type
-    found, last = list[Sequence[Any]](), -1
-    for point in weights:
-        if not isinstance(point, list | tuple) or len(point) not in (2, 3) or [*point[2:]] not in ([], ["linear"]):
-            raise TypeError(f'a point of weights must be (step, weights) or (step, weights, "linear"), not {point!r}')
-        step = check_integer("the step of a point of weights", point[0], 0)
-        if step <= last or (not found and (step or point[2:])):
-            raise ValueError(
-                f"the steps of weights must increase, from 0 for a point that is not linear, but {step} follows {last}"
-            )
-        found.append([step, integer_weights(point[1], names), *point[2:]])
-        last = step
-    if not found:
-        raise ValueError("weights must have a point for step 0")
-    if batch is None:
-        raise ValueError("weights by step require global_batch_size, which defines a step")
-    return found

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import count as count_from
 from math import gcd
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from wds_datapipes.index.format.shard_index import ShardIndex
 from wds_datapipes.index.order.lanes import Lanes, lane_starts
 from wds_datapipes.index.order.permutation import Numbers, Permutation, permute
 from wds_datapipes.seeds import derived_seed
 
 Order: TypeAlias = Literal["global", "window", "sequential"]
 """``"global"`` shuffles all samples, ``"window"`` the shards and then those of a few shards at a time."""
-Lengths: TypeAlias = npt.ArrayLike | Callable[[ShardIndex], npt.ArrayLike]
-"""The length of each sample, or a function that returns those of a shard from its index."""
 
 #: The maximum number of window permutations that are kept.
 KEPT = 1 << 14

@@ -19,10 +19,12 @@ from wds_datapipes.index.format.index_copies import IndexCopies
 from wds_datapipes.index.format.index_file import index_url
 from wds_datapipes.index.format.options import AccessOptions
 from wds_datapipes.index.format.origin import origin_of
-from wds_datapipes.index.format.shard_index import ShardFacts, ShardIndex
+from wds_datapipes.index.format.shard_facts import ShardFacts
+from wds_datapipes.index.format.shard_index import ShardIndex
 from wds_datapipes.index.order.permutation import Numbers
+from wds_datapipes.index.read.fetch import ShardRanges
 from wds_datapipes.index.read.plan import sizes_of
-from wds_datapipes.index.read.sample_reader import LONG_BYTES, PlannedReads, SampleReader, ShardRanges
+from wds_datapipes.index.read.sample_reader import LONG_BYTES, PlannedReads, SampleReader
 from wds_datapipes.io.call_threads import CallThreads, close_result, set_result
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.remote.remote_file import FileFacts

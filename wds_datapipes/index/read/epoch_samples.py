@@ -14,7 +14,7 @@ from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.order.sample_order import TRIES, LaneOrder
 from wds_datapipes.index.read.dataset_reader import Chunk, DatasetReader, split_by_shards
 from wds_datapipes.index.read.indexed_shards import IndexedShards
-from wds_datapipes.index.read.table import NAMED
+from wds_datapipes.index.read.join import NAMED
 from wds_datapipes.on_error.policy import ErrorPolicy, note
 from wds_datapipes.types import Sample
 from wds_datapipes.user_warnings import warn_user

@@ -19,23 +19,16 @@ from wds_datapipes.errors import DuplicateKeyError, EmptySourceError, Misaligned
 from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.index.format.index_copies import IndexCopies
 from wds_datapipes.index.format.index_file import index_urls
-from wds_datapipes.index.format.options import AccessOptions, EpochOptions
+from wds_datapipes.index.format.options import AccessOptions, EpochOptions, Lengths
 from wds_datapipes.index.order.exclusions import Exclusions
 from wds_datapipes.index.order.lanes import Lanes
 from wds_datapipes.index.order.mixed_order import MixedOrder, numbers_of_shards
 from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.order.phases import PhasePlan
-from wds_datapipes.index.order.sample_order import (
-    EpochOrder,
-    LaneOrder,
-    LengthOrder,
-    Lengths,
-    Order,
-    SampleOrder,
-    check_lengths,
-)
+from wds_datapipes.index.order.sample_order import EpochOrder, LaneOrder, LengthOrder, Order, SampleOrder, check_lengths
+from wds_datapipes.index.order.select import Select, Selection, by_dataset
 from wds_datapipes.index.read.dataset_reader import Chunk, DatasetReader, Item
-from wds_datapipes.index.read.table import NAMED, KeyTable, Select, Selection, by_dataset
+from wds_datapipes.index.read.join import NAMED, KeyTable
 from wds_datapipes.io.openers import redact
 from wds_datapipes.samples.fields import Lacking, describe_sample
 from wds_datapipes.shard_cache.eviction import Passes

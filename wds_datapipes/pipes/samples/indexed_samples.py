@@ -14,20 +14,22 @@ import numpy as np
 from wds_datapipes.arguments import check_choice, check_fields, check_integer, check_optional_integer
 from wds_datapipes.errors import EmptySourceError, StateError, plural
 from wds_datapipes.hints import spelled_for
-from wds_datapipes.index.format.dataset_builder import shard_sizes
+from wds_datapipes.index.format.index_lookup import shard_sizes
 from wds_datapipes.index.format.manifest import Manifest
 from wds_datapipes.index.format.options import AccessOptions, EpochOptions, Join
 from wds_datapipes.index.order.batch_share import WHOLE_EPOCH, BatchShare, Remainder, RestOfEpoch, rest_of_epoch
 from wds_datapipes.index.order.exclusions import Exclusions
 from wds_datapipes.index.order.lanes import check_lanes
 from wds_datapipes.index.order.permutation import Numbers
+from wds_datapipes.index.order.phase import Phase
 from wds_datapipes.index.order.phase_records import check_amendment, phases_in, record_of
-from wds_datapipes.index.order.phases import Phase, PhasePlan, Weights, check_schedule
+from wds_datapipes.index.order.phases import PhasePlan
 from wds_datapipes.index.order.sample_order import LaneOrder, Order
+from wds_datapipes.index.order.select import Select
+from wds_datapipes.index.order.weight_schedule import Weights, check_schedule
 from wds_datapipes.index.read.dataset_reader import DatasetReader
 from wds_datapipes.index.read.epoch_samples import EpochSamples
 from wds_datapipes.index.read.indexed_shards import IndexedShards
-from wds_datapipes.index.read.table import Select
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.pipes.declarations import Groups
 from wds_datapipes.pipes.samples.indexed_dataset import IndexedDataset

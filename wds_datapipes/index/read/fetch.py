@@ -1,0 +1,211 @@
+"""Fetching: reads ranges of a shard, from a file, a copy or a store."""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+import weakref
+from collections.abc import Mapping
+from stat import S_ISREG
+from typing import Any, BinaryIO
+
+from wds_datapipes.counters import Counters
+from wds_datapipes.errors import ChangedShardError, ShardOpenError, ShardReadError
+from wds_datapipes.index.format.origin import origin_of
+from wds_datapipes.index.format.shard_index import ShardIndex
+from wds_datapipes.io.call_threads import Steps, run_steps
+from wds_datapipes.io.openers import local_path, open_local, open_parts, redact
+from wds_datapipes.io.remote.remote_file import FileFacts, RemoteFile
+from wds_datapipes.io.remote.resuming_stream import ResumingStream, fill
+from wds_datapipes.system import read_at
+from wds_datapipes.tar.buffer import ReadBuffer
+from wds_datapipes.tar.scanner import open_archive_ranges
+
+#: At most this many bytes are allocated before they arrive, because an index may claim any size.
+STEP_BYTES = 8 << 20
+
+
+class ShardRanges:
+    """Reads ranges of a shard, concurrently if it is remote; it is thread-safe.
+
+    When the shard is opened, it must be as the index records it, see `ShardIndex.describe_change`.
+
+    Args:
+        url: the shard.
+        index: its index.
+        storage_options: passed to a remote file system.
+        copy: an open local copy of the shard to read instead; it is closed with this object.
+        copy_path: its path.
+        counters: count the bytes read from a store.
+
+    Attributes:
+        url: the shard.
+        name: the shard, without credentials.
+        index: its index.
+        path: the path of a local shard, or of the copy.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        index: ShardIndex,
+        storage_options: Mapping[str, Any] | None = None,
+        *,
+        copy: BinaryIO | None = None,
+        copy_path: str | None = None,
+        counters: Counters | None = None,
+    ) -> None:
+        self._counters = counters
+        self.path = local_path(url) if copy is None else copy_path
+        self.url, self.name, self.index, self._storage_options = url, redact(url), index, storage_options
+        self._file, self._is_copy, self._is_open = copy, copy is not None, False
+        self._origin = origin_of(url, storage_options)
+        self._lock = threading.Lock()
+        self._remote: RemoteFile | None = None
+        self._streams: set[ResumingStream] = set()  # ranges that are being read
+        self._is_closed = threading.Event()
+
+    def keep_open(self) -> None:
+        """Keep the shard open until `close`. A remote shard is requested with its first range.
+
+        Raises:
+            ShardOpenError: it cannot be opened.
+            ChangedShardError: it has changed since it was indexed.
+        """
+        if self._is_open:
+            return
+        with self._lock:
+            if self.path is None:
+                self._check_open()
+                options: dict[str, Any] = {
+                    "check": self._check_remote,
+                    "pause": self._pause,
+                    "counters": self._counters,
+                }
+                self._remote = open_parts(self.url, storage_options=self._storage_options, **options)
+                if self._remote is None:
+                    raise ShardOpenError(f"{self.name} can only be read sequentially")
+            else:
+                if self._file is None:
+                    self._file = open_local(self.path, name=self.url)
+                    weakref.finalize(self, self._file.close)
+                self._check_local(self._file)
+            self._is_open = True
+
+    def read(self, start: int, end: int) -> bytes:
+        """Return the bytes from ``start`` up to ``end``.
+
+        Raises:
+            ShardError: they cannot be read.
+        """
+        if self._file is not None:
+            data = read_at(self._file.fileno(), end - start, start)
+            if len(data) == end - start:
+                return data
+        if self.path is None:
+            return run_steps(self.read_steps(start, end))
+        with open_local(self.path, name=self.url) as file:  # also for the rest of an interrupted read
+            file.seek(start)
+            data = ReadBuffer(file, self.name, start).take(end - start)
+        if len(data) != end - start:
+            raise self.changed_error(f"it ends before byte {end}")
+        return data
+
+    def read_steps(self, start: int, end: int) -> Steps[bytes]:
+        """Return the bytes from ``start`` up to ``end`` of a shard that is then kept open.
+
+        Raises:
+            ShardError: they cannot be read.
+        """
+        self.keep_open()
+        if (remote := self._remote) is None:
+            return self.read(start, end)
+        if start >= end:
+            return b""  # an empty range cannot be requested
+        with (yield from remote.part_steps(start, end)) as stream:
+            self._streams.add(stream)  # first, because `close` may be called now
+            try:
+                self._check_open()
+                data = yield from _read_all(stream, end - start)
+            finally:
+                self._streams.discard(stream)
+        if len(data) != end - start:
+            raise self.changed_error(f"it ends before byte {end}")
+        return data
+
+    def close(self) -> None:
+        """Close the shard and abort reads in other threads."""
+        self._is_closed.set()
+        with self._lock:
+            remote, self._remote = self._remote, None
+            streams = list(self._streams)
+            file, self._file, self._is_open = self._file, None, False
+        for stream in streams:
+            stream.abandon()
+        if remote is not None:
+            remote.close()
+        if file is not None:
+            file.close()
+
+    def _check_local(self, file: BinaryIO) -> None:
+        """Compare a local file with the index.
+
+        Raises:
+            ChangedShardError: it has changed since it was indexed.
+        """
+        status = os.fstat(file.fileno())
+        size = status.st_size if S_ISREG(status.st_mode) else None
+        self._check(FileFacts(size, None if self._is_copy else status.st_mtime_ns))
+
+    def _check_remote(self, size: int | None, etag: str | None) -> None:
+        self._check(FileFacts(size, None, etag))
+
+    def _check(self, now: FileFacts) -> None:
+        if change := self.index.describe_change(self._origin, now):
+            raise self.changed_error(change)
+
+    def changed_error(self, found: str) -> ChangedShardError:
+        """Return the error for a shard that has changed."""
+        name, advice = self.name, "Build"
+        if self._is_copy:
+            name = f"{self.name}, or its copy {self.path},"
+            advice = "Delete the copy, if it is older than the index. Otherwise: Build"
+        return ChangedShardError(
+            f"{name} has changed since it was indexed: {found}. {advice} its index again, with build_indexes(..., "
+            "rebuild=True) or wds-datapipes index --rebuild, and write the manifest again, if there is one"
+        )
+
+    def _check_open(self) -> None:
+        if self._is_closed.is_set():
+            raise ShardReadError(f"{self.name} was closed while it was read")
+
+    def _pause(self, seconds: float) -> None:
+        """Wait before a retry."""
+        self._is_closed.wait(seconds)
+        self._check_open()
+
+
+def _read_all(stream: ResumingStream, count: int) -> Steps[bytes]:
+    """Return the next ``count`` bytes, or fewer at the end of the stream."""
+    pieces = []
+    while count:
+        size = min(count, STEP_BYTES)
+        piece = io.BytesIO(bytes(size))
+        with piece.getbuffer() as view:
+            filled = yield from fill(stream, view)
+        pieces.append(piece.getvalue() if filled == size else piece.getvalue()[:filled])  # not copied if it is full
+        count = count - filled if filled == size else 0
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def has_random_access(url: str, *, storage_options: Mapping[str, Any] | None = None) -> bool:
+    """Whether samples of a shard can be read by offset, which excludes compressed shards, pipes and the like.
+
+    Raises:
+        ShardOpenError: there is no such shard, or it is not readable.
+    """
+    stream = open_archive_ranges(url, storage_options=storage_options)
+    if stream is not None:
+        stream.close()
+    return stream is not None
