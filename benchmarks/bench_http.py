@@ -25,9 +25,9 @@ import urllib3
 from contest import Contender, Contest, options, parse, plot_contests, write_report
 from store import store
 
-from wds_datapipes.io.call_threads import Steps
 from wds_datapipes.io.remote.filesystem import RemotePath
 from wds_datapipes.io.remote.remote_file import RemoteFile
+from wds_datapipes.io.remote.request_steps import Steps
 from wds_datapipes.io.remote.resuming_stream import OpenedSource, is_strong_etag, version_of
 
 FILE_BYTES = 16 << 20

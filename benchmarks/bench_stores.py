@@ -30,8 +30,8 @@ import fsspec  # type: ignore[import-untyped]  # it carries no types
 from contest import Contender, Contest, options, parse, plot_contests, write_report
 from store import store
 
-from wds_datapipes.io.call_threads import run_steps
 from wds_datapipes.io.openers import open_parts, open_url
+from wds_datapipes.io.remote.request_steps import run_steps
 from wds_datapipes.io.remote.resuming_stream import fill
 
 Read: TypeAlias = Callable[[str, int, int], int]

@@ -9,10 +9,10 @@ from unittest.mock import patch
 from harness import Finding, Target
 
 from wds_datapipes.errors import SpecError
-from wds_datapipes.io.call_threads import Steps, run_steps
 from wds_datapipes.io.openers import split_scheme
 from wds_datapipes.io.remote import http
 from wds_datapipes.io.remote.filesystem import RemotePath
+from wds_datapipes.io.remote.request_steps import Steps, run_steps
 from wds_datapipes.io.remote.retry import retry_after, status_of
 from wds_datapipes.shards import patterns
 from wds_datapipes.shards.patterns import compile_rules, expand_braces, rewrite_url, split_patterns, substitute

@@ -28,8 +28,8 @@ from wds_datapipes.codecs.field_chain import gunzip, to_gzip
 from wds_datapipes.errors import CorruptShardError, DecodeError, ErrorBudgetError, ReadLimitError
 from wds_datapipes.io import read_limits
 from wds_datapipes.io.compression.decompress import decompress_stream
-from wds_datapipes.io.raw_streams import RawStream, move_bytes
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS
+from wds_datapipes.io.streams import RawStream, move_bytes
 from wds_datapipes.tar.reader import read_members
 from wds_datapipes.tar.scanner import ShardScan
 from wds_datapipes.testing import build_shard

@@ -25,7 +25,7 @@ from wds_datapipes import ConvertedShard, ShardList, TarWriter, convert_shards
 from wds_datapipes.errors import ShardOpenError, ShardWriteError
 from wds_datapipes.index import check_index, read_index
 from wds_datapipes.io import sinks
-from wds_datapipes.io.sinks import size_of
+from wds_datapipes.io.output.sink import size_of
 from wds_datapipes.parallel import executors
 from wds_datapipes.testing import build_shard
 

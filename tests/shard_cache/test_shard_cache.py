@@ -24,7 +24,7 @@ from wds_datapipes import ShardList
 from wds_datapipes.counters import Counters
 from wds_datapipes.errors import CacheError, ShardOpenError, TruncatedShardError, WdsError
 from wds_datapipes.index.format.manifest import Manifest
-from wds_datapipes.io import call_threads
+from wds_datapipes.io import daemon_threads
 from wds_datapipes.io.file_lock import lock_file
 from wds_datapipes.io.openers import open_url, register_opener
 from wds_datapipes.io.remote.remote_file import FileFacts
@@ -438,7 +438,7 @@ def test_an_interruption_stops_downloads_and_leaves_no_thread_and_no_partial_fil
 ) -> None:
     store.shards = {"a": b"a" * 1000, "b": b"b" * 5_000_000, "c": b"c" * 1000}
     begun, stopped = threading.Event(), threading.Event()
-    stop = call_threads._stop_threads
+    stop = daemon_threads._stop_threads
 
     def stop_and_tell(*arguments: Any) -> None:
         stop(*arguments)
@@ -449,8 +449,8 @@ def test_an_interruption_stops_downloads_and_leaves_no_thread_and_no_partial_fil
             begun.set()
             assert stopped.wait(600)
 
-    monkeypatch.setattr(call_threads, "_stop_threads", stop_and_tell)
-    monkeypatch.setattr(call_threads, "GRACE_S", 0 if warms_up else 600)
+    monkeypatch.setattr(daemon_threads, "_stop_threads", stop_and_tell)
+    monkeypatch.setattr(daemon_threads, "GRACE_S", 0 if warms_up else 600)
     store.gate = hold
     urls = [f"store:{name}" for name in "abc"]
     found: Any = warm_cache(folder, urls, known={}, options={}, at_once=1) if warms_up else shards_of(urls, folder)

@@ -24,7 +24,7 @@ from process_stacks import runs
 
 from wds_datapipes import ReadLimits, ShardList, ShardWriter, TarWriter, last_dot
 from wds_datapipes.errors import EncodeError, ShardWriteError, TruncatedShardError
-from wds_datapipes.io.sinks import LocalSink
+from wds_datapipes.io.output.local import LocalSink
 from wds_datapipes.tar.reader import read_members
 from wds_datapipes.writing import ShardInfo, packers
 from wds_datapipes.writing.shard_file import ShardFile

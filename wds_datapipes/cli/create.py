@@ -18,7 +18,7 @@ from wds_datapipes.errors import MissingSidecarError, plural
 from wds_datapipes.index.format.manifest import Manifest, write_manifest
 from wds_datapipes.io.compression.formats import strip_shard_suffix
 from wds_datapipes.io.openers import local_path, redact, split_scheme
-from wds_datapipes.io.small_files import read_sidecar, write_sidecar
+from wds_datapipes.io.sidecars import read_sidecar, write_sidecar
 from wds_datapipes.prepare.create import create_shards
 from wds_datapipes.prepare.sample_spec import Source
 from wds_datapipes.prepare.sources.image_folder import IMAGE_ENDINGS, Faults, ImageFiles, find_images

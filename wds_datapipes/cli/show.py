@@ -17,7 +17,7 @@ from wds_datapipes.cli._options import ReadArguments
 from wds_datapipes.cli._report import end_with_faults, print_json
 from wds_datapipes.errors import plural
 from wds_datapipes.io.openers import redact
-from wds_datapipes.io.small_files import write_sidecar
+from wds_datapipes.io.sidecars import write_sidecar
 from wds_datapipes.parallel.progress import ProgressMeter, human_bytes
 from wds_datapipes.prepare.preview import Preview, escape_text, preview_field, sample_as_html
 from wds_datapipes.prepare.shard_contents import ScanOptions, ShardFault

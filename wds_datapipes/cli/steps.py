@@ -16,7 +16,7 @@ from wds_datapipes.cli._options import load_function, wrong_use
 from wds_datapipes.cli._report import print_error, print_json, print_table
 from wds_datapipes.cli.show import sheet_as_html
 from wds_datapipes.errors import plural
-from wds_datapipes.io.small_files import write_sidecar
+from wds_datapipes.io.sidecars import write_sidecar
 from wds_datapipes.loading.checkpoint.format import STATE
 from wds_datapipes.runs.provenance import as_markdown
 from wds_datapipes.runs.provenance import provenance as provenance_of

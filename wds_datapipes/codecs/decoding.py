@@ -13,7 +13,7 @@ from wds_datapipes.codecs.extensions import ByExtension, FieldName, as_continue,
 from wds_datapipes.codecs.field_chain import FieldChain, FieldPlan, FieldStep, gunzip, name_field
 from wds_datapipes.errors import DecodeError, MissingDependencyError, UnsafeInputError, text_of
 from wds_datapipes.hints import ALLOW_PICKLE, SKIP
-from wds_datapipes.io.file_kinds import BEGINNING, describe_kind
+from wds_datapipes.io.magic_numbers import BEGINNING, describe_kind
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.samples.fields import FROM_TORCHDATA
 from wds_datapipes.types import Sample

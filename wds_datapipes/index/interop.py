@@ -15,7 +15,7 @@ from wds_datapipes.index.format.manifest import Manifest
 from wds_datapipes.index.format.options import IndexOptions
 from wds_datapipes.index.format.shard_index import ShardIndex
 from wds_datapipes.io.openers import redact, split_scheme
-from wds_datapipes.io.small_files import folder_of, join_name, read_sidecar, within, write_sidecar
+from wds_datapipes.io.sidecars import folder_of, join_name, read_sidecar, within, write_sidecar
 from wds_datapipes.io.urls import check_url
 from wds_datapipes.types import ShardInfo
 

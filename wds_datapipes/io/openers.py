@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from wds_datapipes.errors import ShardOpenError
 from wds_datapipes.hints import IN_PROCESS
-from wds_datapipes.io.raw_streams import ForwardStream, RawStream
+from wds_datapipes.io.streams import ForwardStream, RawStream
 from wds_datapipes.io.urls import (
     STORE_OPTIONS,
     OpeningURL,

@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
 from wds_datapipes.errors import ShardOpenError, ShardReadError
 from wds_datapipes.io.after_fork import at_fork
-from wds_datapipes.io.raw_streams import RawStream
+from wds_datapipes.io.streams import RawStream
 from wds_datapipes.io.urls import split_scheme
 from wds_datapipes.redaction import redact_command
 from wds_datapipes.redaction.storage_options import redactor_of_command

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
 from wds_datapipes.errors import RankLostError, text_of
-from wds_datapipes.io.call_threads import start_call
+from wds_datapipes.io.daemon_threads import start_call
 from wds_datapipes.loading.splitting import DataParallelGroup, Facts, check_facts_match, digest
 from wds_datapipes.pipes.inspection import upstream
 

@@ -15,7 +15,7 @@ from wds_datapipes.errors import EncodeError, ShardWriteError, UnsafeInputError,
 from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.hints import REMOVE_OLD
 from wds_datapipes.io.openers import local_path, redact
-from wds_datapipes.io.sinks import size_of
+from wds_datapipes.io.output.sink import size_of
 from wds_datapipes.io.urls import create_folder
 from wds_datapipes.on_error.policy import ErrorPolicy
 from wds_datapipes.parallel.executors import failure_of, start_workers

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
 from wds_datapipes.errors import ShardError
-from wds_datapipes.io.call_threads import CallThreads, close_result
+from wds_datapipes.io.daemon_threads import DaemonThreads, close_result
 from wds_datapipes.io.openers import open_url, redact
 from wds_datapipes.io.remote.remote_file import FileFacts
 from wds_datapipes.io.urls import OpeningURL, check_url
@@ -84,7 +84,7 @@ class CachedShard(OpeningURL):
         """Remove the copy."""
         self._folder.discard(str(self), error)
 
-    def prefetch(self, options: Mapping[str, Any], threads: CallThreads) -> None:
+    def prefetch(self, options: Mapping[str, Any], threads: DaemonThreads) -> None:
         """Download the copy in a thread, unless another process is downloading it or the cache is full."""
         if self._prefetched is None:
             fetch = partial(self._fetch, options, threads.is_closed)
@@ -114,7 +114,7 @@ class CopyPrefetch:
     """Downloads copies in a thread and pins them until they are opened."""
 
     def __init__(self) -> None:
-        self._threads = CallThreads(1, "wds-cache")
+        self._threads = DaemonThreads(1, "wds-cache")
         self._waiting: Sequence[CachedShard] = ()
 
     def fetch(self, shards: Sequence[CachedShard], options: Mapping[str, Any]) -> None:
@@ -213,7 +213,7 @@ def warm_cache(
             size = os.fstat(cast(BinaryIO, copy).fileno()).st_size
             return WarmedShard(url, size, was_cached or copies.entry(url).is_link)
 
-    threads, postponed = CallThreads(at_once, "wds-cache"), []
+    threads, postponed = DaemonThreads(at_once, "wds-cache"), []
     try:
         for url, future in [(url, threads.submit(partial(fetch, url))) for url in urls]:
             found = future.result()

@@ -24,8 +24,8 @@ from wds_datapipes.errors import (
 )
 from wds_datapipes.io.file_lock import lock_file
 from wds_datapipes.io.openers import open_url, redact
-from wds_datapipes.io.raw_streams import name_read_errors
 from wds_datapipes.io.remote.remote_file import FileFacts, file_facts
+from wds_datapipes.io.streams import name_read_errors
 from wds_datapipes.shard_cache.entry import FOLDER_LOCK, UNKNOWN, CopyFacts, Entry, stamp
 from wds_datapipes.shard_cache.eviction import evict_one, reserve_space
 from wds_datapipes.system import lock_descriptor

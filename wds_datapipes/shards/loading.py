@@ -15,8 +15,8 @@ from wds_datapipes.arguments import check_choice, check_integer, check_optional_
 from wds_datapipes.errors import ChangedShardError, CorruptShardError, ShardError, ShardOpenError, TruncatedShardError
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.prefetch import ShardPrefetcher
-from wds_datapipes.io.raw_streams import name_read_errors
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
+from wds_datapipes.io.streams import name_read_errors
 from wds_datapipes.io.urls import OpeningURL, check_url
 from wds_datapipes.on_error.policy import CountedErrors, ErrorPolicy, OnError, check_on_error
 from wds_datapipes.redaction import short_repr

@@ -16,7 +16,7 @@ from wds_datapipes.errors import MissingSidecarError, SpecError
 from wds_datapipes.extras import require
 from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.io.openers import redact
-from wds_datapipes.io.small_files import read_sidecar
+from wds_datapipes.io.sidecars import read_sidecar
 from wds_datapipes.io.urls import check_url, without_query
 from wds_datapipes.shards.patterns import check_count, most_shards, split_patterns
 from wds_datapipes.shards.plain_yaml import parse_plain_yaml

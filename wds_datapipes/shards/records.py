@@ -21,7 +21,7 @@ from wds_datapipes.errors import (
 )
 from wds_datapipes.extras import require
 from wds_datapipes.io.compression.formats import COMPRESSIONS
-from wds_datapipes.io.file_kinds import BEGINNING, describe_kind
+from wds_datapipes.io.magic_numbers import BEGINNING, describe_kind
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.read_limits import limit_error
 from wds_datapipes.io.urls import without_query

@@ -17,8 +17,8 @@ from wds_datapipes.errors import (
 from wds_datapipes.io.compression.decompress import buffer_stream, decompress_stream
 from wds_datapipes.io.compression.formats import detect_compression
 from wds_datapipes.io.openers import open_parts, open_url, redact
-from wds_datapipes.io.raw_streams import name_read_errors
 from wds_datapipes.io.read_limits import ReadLimits
+from wds_datapipes.io.streams import name_read_errors
 from wds_datapipes.shards.position import Resume
 from wds_datapipes.types import MemberTuple, Opener, Shard
 

@@ -9,7 +9,7 @@ from zlib import adler32
 
 from wds_datapipes.errors import CorruptShardError, TruncatedShardError, UnsupportedMemberError
 from wds_datapipes.hints import END_MARKER, FINAL, IGNORE_ZEROS
-from wds_datapipes.io.file_kinds import describe_kind
+from wds_datapipes.io.magic_numbers import describe_kind
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits, limit_error, trailing_zeros_error
 from wds_datapipes.tar.buffer import ReadBuffer
 

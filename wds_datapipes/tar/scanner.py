@@ -12,9 +12,9 @@ from wds_datapipes.errors import ChangedShardError, StaleSidecarError
 from wds_datapipes.io.compression.decompress import compression_name, decompress_stream
 from wds_datapipes.io.compression.formats import HEAD_BYTES, detect_compression
 from wds_datapipes.io.openers import open_url, redact
-from wds_datapipes.io.raw_streams import RawStream, name_read_errors
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.io.remote.remote_file import FileFacts, file_facts, open_ranges
+from wds_datapipes.io.streams import RawStream, name_read_errors
 from wds_datapipes.tar.headers import EndMarker
 from wds_datapipes.tar.reader import read_members
 from wds_datapipes.types import MemberTuple, Shard

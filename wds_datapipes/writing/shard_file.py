@@ -16,7 +16,7 @@ from wds_datapipes.index.format.index_file import index_url, write_index
 from wds_datapipes.index.format.options import IndexOptions
 from wds_datapipes.index.format.shard_index import ShardIndex
 from wds_datapipes.io.compression.formats import find_compression
-from wds_datapipes.io.sinks import Sink, open_target
+from wds_datapipes.io.output.sink import Sink, open_target
 from wds_datapipes.redaction import redact
 from wds_datapipes.tar.header_writer import END
 from wds_datapipes.types import Sample, Shard, ShardInfo

@@ -10,7 +10,7 @@ from typing import Any
 
 from wds_datapipes.index.format.index_file import index_url
 from wds_datapipes.io.openers import local_path, redact
-from wds_datapipes.io.sinks import remove_file, size_of
+from wds_datapipes.io.output.sink import remove_file, size_of
 from wds_datapipes.types import Instance
 
 #: The field for the number in a pattern.

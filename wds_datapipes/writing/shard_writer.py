@@ -12,7 +12,8 @@ from wds_datapipes.arguments import check_choice, check_integer, checks_calls, t
 from wds_datapipes.errors import EncodeError, SampleError, UnsafeInputError, plural
 from wds_datapipes.io.compression.formats import find_compression
 from wds_datapipes.io.openers import local_path, redact
-from wds_datapipes.io.sinks import StreamSink, size_of
+from wds_datapipes.io.output.sink import size_of
+from wds_datapipes.io.output.stream import StreamSink
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.tar.header_writer import END
 from wds_datapipes.types import Instance, Sample, ShardInfo

@@ -32,8 +32,8 @@ from wds_datapipes.index.read.dataset_reader import DatasetReader
 from wds_datapipes.index.read.fetch import ShardRanges
 from wds_datapipes.index.read.indexed_shards import IndexedShards
 from wds_datapipes.index.read.sample_reader import SampleReader
-from wds_datapipes.io.call_threads import Steps, run_steps
 from wds_datapipes.io.remote import http_request
+from wds_datapipes.io.remote.request_steps import Steps, run_steps
 from wds_datapipes.testing import build_shard
 
 LIMIT_S = 300.0

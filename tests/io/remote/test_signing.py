@@ -11,9 +11,9 @@ from faults import Fault, FaultProxy, fault_proxy
 from nginx_server import Nginx
 
 from wds_datapipes.errors import ShardOpenError
-from wds_datapipes.io.call_threads import run_steps
 from wds_datapipes.io.openers import open_parts, open_url
 from wds_datapipes.io.remote.filesystem import RemotePath
+from wds_datapipes.io.remote.request_steps import run_steps
 from wds_datapipes.io.remote.signing import REUSED_S, RequestSigner, SignedRequest, signer_of
 
 BODY = bytes(range(256)) * 40

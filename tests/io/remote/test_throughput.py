@@ -16,10 +16,11 @@ from nginx_server import Nginx
 from wds_datapipes import ShardList
 from wds_datapipes.counters import Counters
 from wds_datapipes.errors import ChangedShardError, ShardReadError
-from wds_datapipes.io.call_threads import Steps, TooSlowError, run_steps
+from wds_datapipes.io.daemon_threads import TooSlowError
 from wds_datapipes.io.openers import open_url
 from wds_datapipes.io.remote.filesystem import TIMEOUT_S, RemotePath, with_timeouts
 from wds_datapipes.io.remote.fsspec_file import BLOCK_BYTES, BLOCK_TIMEOUTS, UNGUARDED
+from wds_datapipes.io.remote.request_steps import Steps, run_steps
 from wds_datapipes.io.remote.resuming_stream import MonitoredFile
 from wds_datapipes.io.remote.retry import is_transient
 from wds_datapipes.io.urls import store_of

@@ -22,7 +22,7 @@ from wds_datapipes.index.format.builder import build_index
 from wds_datapipes.index.format.manifest import read_manifest
 from wds_datapipes.io.openers import open_url
 from wds_datapipes.io.remote.remote_file import file_facts
-from wds_datapipes.io.small_files import read_sidecar
+from wds_datapipes.io.sidecars import read_sidecar
 from wds_datapipes.testing import build_shard
 
 pytestmark = pytest.mark.usefixtures("pauses", "nothing_left", "no_proxies")

@@ -11,7 +11,7 @@ from wds_datapipes.errors import MissingSidecarError
 from wds_datapipes.hints import INDEX_DIR
 from wds_datapipes.io.file_lock import NO_LOCKS, lock_file
 from wds_datapipes.io.openers import local_path
-from wds_datapipes.io.small_files import folder_of
+from wds_datapipes.io.sidecars import folder_of
 from wds_datapipes.io.urls import create_folder
 
 LOGGER = logging.getLogger("wds_datapipes")

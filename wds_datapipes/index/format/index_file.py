@@ -26,9 +26,9 @@ from wds_datapipes.errors import CorruptSidecarError
 from wds_datapipes.index.format.index_columns import COLUMNS
 from wds_datapipes.index.format.shard_facts import ShardFacts
 from wds_datapipes.index.format.shard_index import ShardIndex
-from wds_datapipes.io.file_kinds import BEGINNING, describe_kind
+from wds_datapipes.io.magic_numbers import BEGINNING, describe_kind
 from wds_datapipes.io.openers import redact
-from wds_datapipes.io.small_files import read_sidecar, sidecar_name, write_sidecar
+from wds_datapipes.io.sidecars import read_sidecar, sidecar_name, write_sidecar
 
 INDEX_SUFFIX = ".wdsidx"
 MAGIC = b"WDSINDEX"

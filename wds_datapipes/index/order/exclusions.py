@@ -17,7 +17,7 @@ from wds_datapipes.index.format.shard_index import ShardIndex
 from wds_datapipes.index.order.select import by_dataset, numbers_of
 from wds_datapipes.io.host_results import share_on_host
 from wds_datapipes.io.openers import redact
-from wds_datapipes.io.small_files import read_sidecar
+from wds_datapipes.io.sidecars import read_sidecar
 
 
 class Exclusions:

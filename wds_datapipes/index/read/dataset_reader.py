@@ -25,9 +25,10 @@ from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.read.fetch import ShardRanges
 from wds_datapipes.index.read.plan import sizes_of
 from wds_datapipes.index.read.sample_reader import LONG_BYTES, PlannedReads, SampleReader
-from wds_datapipes.io.call_threads import CallThreads, close_result, set_result
+from wds_datapipes.io.daemon_threads import close_result, set_result
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.remote.remote_file import FileFacts
+from wds_datapipes.io.remote.request_steps import RequestThreads
 from wds_datapipes.shard_cache.download import CacheFullError, DownloadRequest, UncachedError
 from wds_datapipes.shard_cache.entry import Entry, stamp
 from wds_datapipes.shard_cache.eviction import Priority
@@ -115,7 +116,7 @@ class DatasetReader:
         self._next: DatasetReader | None = None
         self._next_lock = threading.Lock()
         self.is_closed = False
-        self._threads = CallThreads(THREADS, "wds-read-ahead")
+        self._threads = RequestThreads(THREADS, "wds-read-ahead")
 
     def __enter__(self) -> Self:
         return self

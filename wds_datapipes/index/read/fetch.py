@@ -14,9 +14,9 @@ from wds_datapipes.counters import Counters
 from wds_datapipes.errors import ChangedShardError, ShardOpenError, ShardReadError
 from wds_datapipes.index.format.origin import origin_of
 from wds_datapipes.index.format.shard_index import ShardIndex
-from wds_datapipes.io.call_threads import Steps, run_steps
 from wds_datapipes.io.openers import local_path, open_local, open_parts, redact
 from wds_datapipes.io.remote.remote_file import FileFacts, RemoteFile
+from wds_datapipes.io.remote.request_steps import Steps, run_steps
 from wds_datapipes.io.remote.resuming_stream import ResumingStream, fill
 from wds_datapipes.system import read_at
 from wds_datapipes.tar.buffer import ReadBuffer

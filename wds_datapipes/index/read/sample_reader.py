@@ -16,8 +16,8 @@ from wds_datapipes.errors import ShardError, WdsError, plural
 from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.read.fetch import ShardRanges
 from wds_datapipes.index.read.plan import MAX_HEADER_BYTES, ReadPlan, heads_of, plan_reading
-from wds_datapipes.io.call_threads import Steps, run_steps
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
+from wds_datapipes.io.remote.request_steps import Steps, run_steps
 from wds_datapipes.on_error.policy import note
 from wds_datapipes.tar.buffer import ReadBuffer
 from wds_datapipes.tar.headers import BLOCK, NUMBERS, HeaderReader, round_to_blocks, text

@@ -9,8 +9,8 @@ from wds_datapipes.errors import CorruptShardError, TruncatedShardError
 from wds_datapipes.io.compression.formats import DAMAGED, HEAD_BYTES, TOO_MUCH_MEMORY, Compression, detect_compression
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.prefetch import PrefetchedStream
-from wds_datapipes.io.raw_streams import RawStream, move_bytes
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits, limit_error, trailing_zeros_error
+from wds_datapipes.io.streams import RawStream, move_bytes
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

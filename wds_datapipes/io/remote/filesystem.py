@@ -18,7 +18,7 @@ from wds_datapipes.errors import MissingDependencyError, ShardOpenError, Unknown
 from wds_datapipes.extras import require
 from wds_datapipes.hints import REGION
 from wds_datapipes.io.after_fork import at_fork
-from wds_datapipes.io.call_threads import start_call, wait_for
+from wds_datapipes.io.daemon_threads import start_call, wait_for
 from wds_datapipes.io.remote.http import HttpClient, is_web
 from wds_datapipes.io.remote.retry import CREDENTIAL_STATUSES, RetryPolicy, concerns_all, is_untrusted
 from wds_datapipes.io.urls import STORE_OPTIONS, known_schemes, split_scheme, store_of

@@ -8,10 +8,11 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
-from wds_datapipes.io.call_threads import Steps, start_call, wait_for
-from wds_datapipes.io.raw_streams import move_bytes
+from wds_datapipes.io.daemon_threads import start_call, wait_for
 from wds_datapipes.io.remote.filesystem import silent_after
+from wds_datapipes.io.remote.request_steps import Steps
 from wds_datapipes.io.remote.resuming_stream import MonitoredFile, OpenedSource, etag_of, version_of
+from wds_datapipes.io.streams import move_bytes
 
 if TYPE_CHECKING:
     from wds_datapipes.io.remote.filesystem import RemotePath

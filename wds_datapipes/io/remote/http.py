@@ -17,8 +17,8 @@ from urllib.request import getproxies
 from fsspec.config import conf  # type: ignore[import-untyped]  # it carries no types
 
 from wds_datapipes.io.after_fork import at_fork
-from wds_datapipes.io.call_threads import Steps, run_steps
 from wds_datapipes.io.remote.http_request import SIZE, Access, HttpStatusError, Response, request_steps
+from wds_datapipes.io.remote.request_steps import Steps, run_steps
 from wds_datapipes.io.remote.resuming_stream import MonitoredFile, OpenedSource, etag_of, is_strong_etag, version_of
 from wds_datapipes.io.remote.retry import is_transient
 

@@ -14,8 +14,8 @@ from http.client import HTTPException, RemoteDisconnected
 from typing import TypeAlias, TypeVar
 
 from wds_datapipes.io.after_fork import at_fork
-from wds_datapipes.io.call_threads import Steps
-from wds_datapipes.io.raw_streams import move_bytes
+from wds_datapipes.io.remote.request_steps import Steps
+from wds_datapipes.io.streams import move_bytes
 from wds_datapipes.system import POLLIN, POLLOUT, new_poll
 
 T = TypeVar("T")

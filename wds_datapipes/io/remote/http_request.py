@@ -16,8 +16,8 @@ from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 from urllib.request import proxy_bypass
 
 from wds_datapipes.errors import plural
-from wds_datapipes.io.call_threads import Steps
 from wds_datapipes.io.remote.http_connection import POOL, Connection
+from wds_datapipes.io.remote.request_steps import Steps
 
 REDIRECTS = {301, 302, 303, 307, 308}
 MAX_REDIRECTS = 10

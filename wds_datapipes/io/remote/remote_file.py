@@ -14,15 +14,15 @@ from stat import S_ISREG
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, TypeAlias, cast
 
 from wds_datapipes.errors import ChangedShardError, ShardError, ShardOpenError, ShardReadError
-from wds_datapipes.io.call_threads import Steps, run_steps
 from wds_datapipes.io.openers import local_path, open_local, open_parts
-from wds_datapipes.io.raw_streams import RawStream, move_bytes
 from wds_datapipes.io.remote.filesystem import RemotePath
 from wds_datapipes.io.remote.fsspec_file import FsspecStore
 from wds_datapipes.io.remote.http import HttpStore, UnexpectedResponseError, is_web
+from wds_datapipes.io.remote.request_steps import Steps, run_steps
 from wds_datapipes.io.remote.resuming_stream import OpenedSource, ResumingStream, etag_of, fill
 from wds_datapipes.io.remote.retry import status_of
 from wds_datapipes.io.remote.signing import signer_of
+from wds_datapipes.io.streams import RawStream, move_bytes
 from wds_datapipes.io.urls import known_schemes, split_scheme
 from wds_datapipes.redaction import redact
 from wds_datapipes.redaction.storage_options import raise_alone

@@ -9,9 +9,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from wds_datapipes.errors import ChangedShardError, ShardError, ShardReadError
-from wds_datapipes.io.call_threads import Steps, TooSlowError, run_steps
-from wds_datapipes.io.raw_streams import RawStream
+from wds_datapipes.io.daemon_threads import TooSlowError
+from wds_datapipes.io.remote.request_steps import Steps, run_steps
 from wds_datapipes.io.remote.retry import concerns_all, was_replaced
+from wds_datapipes.io.streams import RawStream
 from wds_datapipes.redaction.storage_options import raise_alone
 
 if TYPE_CHECKING:

@@ -9,9 +9,10 @@ from functools import partial
 from inspect import isawaitable
 from typing import Any, NamedTuple, TypeAlias
 
-from wds_datapipes.io.call_threads import Steps, start_call, wait_for
+from wds_datapipes.io.daemon_threads import start_call, wait_for
 from wds_datapipes.io.remote.filesystem import RemotePath, silent_after
 from wds_datapipes.io.remote.http import HttpClient
+from wds_datapipes.io.remote.request_steps import Steps
 
 #: How long a signature is used and how long it is valid, in seconds; credentials may be temporary.
 REUSED_S, VALID_S = 300, 3600

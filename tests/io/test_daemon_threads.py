@@ -9,15 +9,16 @@ from itertools import chain
 
 import pytest
 
-from wds_datapipes.io import call_threads
-from wds_datapipes.io.call_threads import CallThreads, Steps
+from wds_datapipes.io import daemon_threads
+from wds_datapipes.io.daemon_threads import DaemonThreads
 from wds_datapipes.io.remote.http_connection import Connection
+from wds_datapipes.io.remote.request_steps import RequestThreads, Steps
 
 LIMIT_S = 300.0
 
 
 def test_calls_run_at_the_same_time_up_to_the_limit() -> None:
-    threads, barrier = CallThreads(3, "calls"), threading.Barrier(3)
+    threads, barrier = DaemonThreads(3, "calls"), threading.Barrier(3)
     futures = [threads.submit(lambda: barrier.wait(LIMIT_S)) for _ in range(9)]
     assert sorted(future.result(LIMIT_S) for future in futures) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     with pytest.raises(ValueError, match="its own"):
@@ -27,8 +28,8 @@ def test_calls_run_at_the_same_time_up_to_the_limit() -> None:
 
 
 def test_closing_cancels_what_has_not_begun_and_leaves_a_slow_call_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_threads, "GRACE_S", 0.0)
-    threads, begun, released = CallThreads(1, "calls"), threading.Event(), threading.Event()
+    monkeypatch.setattr(daemon_threads, "GRACE_S", 0.0)
+    threads, begun, released = DaemonThreads(1, "calls"), threading.Event(), threading.Event()
 
     def call() -> bool:
         begun.set()
@@ -45,7 +46,7 @@ def test_closing_cancels_what_has_not_begun_and_leaves_a_slow_call_behind(monkey
 
 
 def test_requests_wait_in_one_thread_and_blocking_calls_run_in_others() -> None:
-    threads, pairs, taken_by = CallThreads(3, "calls"), [socket.socketpair() for _ in range(4)], dict[int, int]()
+    threads, pairs, taken_by = RequestThreads(3, "calls"), [socket.socketpair() for _ in range(4)], dict[int, int]()
     connections = [Connection(own) for own, _ in pairs]
 
     def read(number: int, limit_s: float = LIMIT_S) -> Steps[bytes]:
@@ -78,7 +79,7 @@ class PoolOwner:
     """Calls one of its methods in its threads."""
 
     def __init__(self) -> None:
-        self.threads = CallThreads(2, "calls")
+        self.threads = DaemonThreads(2, "calls")
 
     def work(self) -> list[threading.Thread]:
         return [thread for thread in threading.enumerate() if thread.name == "calls"]
@@ -95,7 +96,7 @@ def test_threads_end_with_the_object_that_they_called() -> None:
 
 
 def test_a_thread_may_close_its_own_pool() -> None:
-    pool = CallThreads(1, "calls")
+    pool = DaemonThreads(1, "calls")
     pool.submit(int).result(LIMIT_S)  # the pool knows its thread
     pool.submit(pool.close).result(LIMIT_S)  # as garbage collection does if the last user of a pool is in a cycle
     assert pool.submit(int).cancelled()

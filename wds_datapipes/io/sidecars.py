@@ -9,7 +9,7 @@ from typing import Any
 
 from wds_datapipes.errors import MissingSidecarError, ShardError, ShardWriteError, WdsError
 from wds_datapipes.io.openers import known_schemes, local_path, open_url, redact, split_scheme
-from wds_datapipes.io.sinks import open_target
+from wds_datapipes.io.output.sink import open_target
 from wds_datapipes.io.urls import explain_path, without_query
 from wds_datapipes.redaction.storage_options import raise_alone, redactor_of
 
