@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import copy
 import inspect
+import pickle
 import re
 import tarfile
 from collections.abc import Callable, Iterator
@@ -12,14 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch._utils import ExceptionWrapper
 
 import wds_datapipes
 from wds_datapipes import IndexedSamples, ReadLimits, Sample, ShardList, convert_shards, hints, last_dot
 from wds_datapipes import index as indexes
-from wds_datapipes.errors import WdsError
-from wds_datapipes.hints import HINTS, LIMITS, Hint, phrase_for, spell
+from wds_datapipes.errors import CorruptShardError, WdsError
+from wds_datapipes.hints import ARGUMENTS, END_MARKER, IGNORE_ZEROS, LIMITS, Hint
 from wds_datapipes.index import AccessOptions, IndexOptions, build_index, build_indexes, read_table, write_dali_index
+from wds_datapipes.loading.transport.serialization import SendableError
 from wds_datapipes.prepare.sources.image_folder import find_images
+from wds_datapipes.signatures import phrase_for
 
 PACKAGE = Path(wds_datapipes.__file__).parent
 #: Advice to pass an argument.
@@ -112,13 +117,64 @@ def test_advice_names_an_argument_of_what_the_user_called(path: Path) -> None:
             assert phrase_for(function, Hint(name)).startswith(f"pass {name}=")
 
 
-def test_every_hint_has_its_own_phrase() -> None:
-    phrases = [str(hint) for hint in HINTS]
-    assert not [(a, b) for a in phrases for b in phrases if a != b and a in b]
+def all_hints() -> list[Hint]:
+    return [*(each for each in vars(hints).values() if isinstance(each, Hint)), *LIMITS.values()]
+
+
+def test_the_table_has_every_argument_that_a_hint_names() -> None:
+    assert {hint.argument for hint in all_hints()} == ARGUMENTS.keys()
     assert set(LIMITS) == set(inspect.signature(ReadLimits).parameters)
-    text = "; ".join(phrases)
-    assert spell(text, lambda hint: f"<{HINTS.index(hint)}>") == "; ".join(f"<{n}>" for n in range(len(HINTS)))
-    assert {value for value in vars(hints).values() if isinstance(value, Hint)} | {*LIMITS.values()} == {*HINTS}
+
+
+@pytest.mark.parametrize("argument", ARGUMENTS)
+def test_the_page_of_an_argument_explains_it(argument: str) -> None:
+    page = (PACKAGE.parent / ARGUMENTS[argument].page).read_text(encoding="utf-8")
+    assert argument in page or f"--{argument}".replace("_", "-") in page
+
+
+def damaged() -> CorruptShardError:
+    return CorruptShardError("s3://me:secret@host/a.tar is odd: ", IGNORE_ZEROS, " or ", END_MARKER, " if this is so")
+
+
+TEXT = 's3://***@host/a.tar is odd: pass ignore_zeros=True or pass end_marker="optional" if this is so'
+
+
+def test_an_error_carries_its_hints() -> None:
+    assert str(damaged()) == TEXT
+    assert damaged().hints == (IGNORE_ZEROS, END_MARKER)
+    assert WdsError("a").hints == WdsError().hints == ()
+    assert (
+        damaged()
+        .args[0]
+        .spell(lambda hint: f"<{hint.argument}>")
+        .endswith("<ignore_zeros> or <end_marker> if this is so")
+    )
+    outer = WdsError("The shard failed: ", str(damaged()), ". ", LIMITS["headers"])
+    assert str(outer) == f"The shard failed: {TEXT}. pass limits=ReadLimits(headers=...)"
+    assert outer.hints == (IGNORE_ZEROS, END_MARKER, LIMITS["headers"])
+
+
+@pytest.mark.parametrize("copied", [lambda error: pickle.loads(pickle.dumps(error)), copy.copy, copy.deepcopy])
+def test_a_copy_of_an_error_keeps_its_hints_and_their_words(
+    copied: Callable[[CorruptShardError], CorruptShardError],
+) -> None:
+    error = damaged()
+    assert (str(copied(error)), copied(error).hints) == (TEXT, error.hints)
+    error.args = (error.args[0].spell(lambda hint: f"use --{hint.argument}"),)
+    assert (str(copied(error)), copied(error).hints) == (str(error), error.hints)
+    assert "use --ignore_zeros or use --end_marker" in str(copied(error))
+
+
+@pytest.mark.parametrize("wrapper", [ExceptionWrapper, SendableError])
+def test_an_error_from_another_process_has_its_advice(wrapper: Callable[..., ExceptionWrapper]) -> None:
+    try:
+        raise damaged()
+    except CorruptShardError:
+        wrapped = pickle.loads(pickle.dumps(wrapper(where="in a worker")))
+    with pytest.raises(CorruptShardError, match=re.escape(TEXT)) as caught:
+        wrapped.reraise()
+    # PyTorch's DataLoader keeps only the text of an error.
+    assert caught.value.hints == ((IGNORE_ZEROS, END_MARKER) if wrapper is SendableError else ())
 
 
 def write(path: Path, names: list[str], *, form: int = tarfile.GNU_FORMAT) -> bytes:

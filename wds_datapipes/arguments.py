@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, TypeVar, get_args
 import numpy as np
 
 from wds_datapipes.foreign_names import explain_argument
-from wds_datapipes.hints import spell_argument
 from wds_datapipes.redaction import redact, short_repr
+from wds_datapipes.signatures import spell_argument
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -39,9 +39,11 @@
     └── RankLostError (RuntimeError)             another rank of a distributed run has failed, left, or is silent
 
 Each error takes a single message that contains all facts: when an exception crosses a process boundary, torch rebuilds
-it from its message alone, and turns classes with more arguments into a bare ``RuntimeError``.
+it from its message alone, and turns classes with more arguments into a bare ``RuntimeError``. The message is given in
+parts, so that its `Hint` objects can be spelled for the function or the command that the user called.
 """
 
+from wds_datapipes.hints import Hint, Message
 from wds_datapipes.redaction import redact_text
 
 
@@ -51,6 +53,16 @@ def text_of(error: BaseException) -> str:
         return str(error)
     except Exception as raised:  # noqa: BLE001  it may raise anything
         return f"it has no message: its __str__ raised {type(raised).__name__}"
+
+
+def cause_of(error: BaseException) -> Message:
+    """Return the class and the message of an error, without a period at its end.
+
+    >>> cause_of(ValueError("The data are odd."))
+    'ValueError: The data are odd'
+    """
+    text = text_of(error)
+    return Message(f"{type(error).__name__}: ", text if isinstance(text, Message) else text.rstrip("."))
 
 
 def plural(count: int, noun: str, nouns: str = "") -> str:
@@ -63,10 +75,23 @@ def plural(count: int, noun: str, nouns: str = "") -> str:
 
 
 class WdsError(Exception):
-    """The base class of all exceptions of this package. Its message contains no credentials."""
+    """The base class of all exceptions of this package. Its message contains no credentials.
+
+    Args:
+        message: the texts, hints and messages of which the message consists.
+    """
 
     def __init__(self, *message: object) -> None:
-        super().__init__(*(redact_text(part) if isinstance(part, str) else part for part in message))
+        if len(message) > 1 or any(isinstance(part, Message | Hint) for part in message):
+            whole = message[0] if len(message) == 1 else None
+            message = ((whole if isinstance(whole, Message) else Message(*message)).replaced(redact_text),)
+        super().__init__(*(redact_text(part) if type(part) is str else part for part in message))
+
+    @property
+    def hints(self) -> tuple[Hint, ...]:
+        """The advice in the message; empty for a copy from a worker process of PyTorch's `DataLoader`."""
+        message = self.args[0] if self.args else ""
+        return message.hints if isinstance(message, Message) else ()
 
 
 class SpecError(WdsError, ValueError):

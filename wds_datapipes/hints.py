@@ -1,57 +1,168 @@
 """Hints: advice in messages to pass an argument, spelled for the function or the command that the user called.
 
 A reader raises an error without knowing who called it: ``end_marker`` is an argument of ``.load_wds_shards()``, a field
-of `IndexOptions` for `build_indexes`, and ``--end-marker`` for a command. So a message contains one of the phrases of
-this module, which the function or the command replaces. This also works for messages from other processes.
+of `IndexOptions` for `build_indexes`, and ``--end-marker`` for a command. So a message keeps its hints, and the
+function or the command writes them again as it takes them.
 """
 
 from __future__ import annotations
 
-import inspect
-import sys
-from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, is_dataclass
-from functools import cache, wraps
-from typing import Any, ParamSpec, TypeVar, get_args, is_typeddict
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from wds_datapipes.errors import WdsError
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
-P = ParamSpec("P")
-R = TypeVar("R")
+
+@dataclass(frozen=True)
+class Argument:
+    """What advice may name.
+
+    Attributes:
+        home: a function or a stage that takes it, named if the one that the user called does not.
+        page: the page of the documentation that explains it.
+        option: the option of the command line; by default, the name of the argument with dashes.
+        kind: the class that has the value of a hint as a field, if the argument is an object.
+    """
+
+    home: str
+    page: str
+    option: str = ""
+    kind: str = ""
+
+
+READING, GROUPING, INDEXING = (
+    "read it with .load_wds_shards",
+    "read it with .group_samples",
+    "build it with build_indexes",
+)
+WRITING, CONVERTING = "write it with ShardWriter", "convert it with convert_shards"
+
+#: All arguments that hints name.
+ARGUMENTS = {
+    "allow_pickle": Argument("read it with .wds_decode", "docs/explanation/security.md"),
+    "columns": Argument(INDEXING, "docs/how-to/choose-and-mix-samples.md"),
+    "end_marker": Argument(READING, "docs/explanation/shard-format.md"),
+    "if_changed": Argument(CONVERTING, "docs/how-to/convert-shards.md"),
+    "ignore_zeros": Argument(READING, "docs/explanation/shard-format.md"),
+    "index_dir": Argument(INDEXING, "docs/how-to/build-indexes.md"),
+    "key_rule": Argument(GROUPING, "docs/how-to/use-another-key-rule.md"),
+    "limits": Argument(READING, "docs/explanation/security.md", option="--limit", kind="ReadLimits"),
+    "num_workers": Argument("read it with ShardReadingService", "docs/how-to/load-with-workers.md"),
+    "on_duplicate": Argument(GROUPING, "docs/explanation/shard-format.md"),
+    "on_error": Argument(READING, "docs/how-to/skip-bad-data.md"),
+    "rebuild": Argument(INDEXING, "docs/explanation/index-format.md"),
+    "rekey": Argument("write it with create_shards", "docs/how-to/create-a-dataset.md"),
+    "remove_old": Argument(CONVERTING, "docs/reference/command-line.md"),
+    "storage_options": Argument(READING, "docs/how-to/s3-in-production.md"),
+}
 
 
 @dataclass(frozen=True)
 class Hint:
-    """Advice to pass an argument; its text is the phrase in messages.
+    """Advice to pass an argument.
 
-    >>> str(Hint("end_marker", '"optional"')), str(Hint("limits", "ReadLimits(member_bytes=...)"))
+    >>> str(Hint("end_marker", '"optional"')), str(Hint("limits", "member_bytes"))
     ('pass end_marker="optional"', 'pass limits=ReadLimits(member_bytes=...)')
 
     Args:
         argument: its name.
-        value: its value, as in Python.
-        home: a function or a stage that takes it.
+        value: its value, as in Python; for an object, the name of its field.
     """
 
     argument: str
     value: str = "..."
-    home: str = "read it with .load_wds_shards"
 
     def __str__(self) -> str:
-        return f"pass {self.argument}={self.value}"
+        return f"pass {self.argument}={self.code}"
+
+    @property
+    def code(self) -> str:
+        """The value in Python."""
+        kind = ARGUMENTS[self.argument].kind if self.argument in ARGUMENTS else ""
+        return f"{kind}({self.value}=...)" if kind else self.value
+
+    def as_option(self, options: Collection[str]) -> str:
+        """Return the hint as an option of a command, or for Python if the command has none.
+
+        >>> END_MARKER.as_option(["--end-marker"]), LIMITS["headers"].as_option(["--limit"]), REDO.as_option([])
+        ('use --end-marker optional', 'use --limit headers=...', 'in Python, pass if_changed="redo"')
+        """
+        known = ARGUMENTS[self.argument]
+        option, value = known.option or f"--{self.argument}".replace("_", "-"), self.value.strip('"')
+        if option not in options or value in ("None", "False"):
+            return f"in Python, {self}"
+        if value == "True":
+            return f"use {option}"
+        if known.kind:
+            return f"use {option} {value}=..."
+        return f"use {option} {value if '{' in value else value.replace('_', '-')}"
+
+
+class Message(str):
+    """A message with its hints, which can be spelled in another way.
+
+    It is an ordinary text, which advises arguments by their names. Parts that are messages themselves keep their hints.
+
+    >>> message = Message("It has no end marker: ", END_MARKER, " if this is intended")
+    >>> message
+    'It has no end marker: pass end_marker="optional" if this is intended'
+    >>> message.spell(lambda hint: f"use --{hint.argument}")
+    'It has no end marker: use --end_marker if this is intended'
+    >>> message.hints
+    (Hint(argument='end_marker', value='"optional"'),)
+    """
+
+    __slots__ = ("parts",)
+
+    parts: tuple[str | Hint, ...]
+
+    def __new__(cls, *parts: object) -> Self:
+        """Join texts, hints and messages."""
+        found: list[str | Hint] = []
+        for part in parts:
+            found += part.parts if isinstance(part, Message) else [part if isinstance(part, Hint) else str(part)]
+        return cls.of("".join(map(str, found)), found)
+
+    @classmethod
+    def of(cls, text: str, parts: Collection[str | Hint]) -> Self:
+        """Return a text that stands for these parts, such as one with the traceback of another process."""
+        made = super().__new__(cls, text)
+        made.parts = tuple(parts)
+        return made
+
+    @property
+    def hints(self) -> tuple[Hint, ...]:
+        """The hints, in order."""
+        return tuple(part for part in self.parts if isinstance(part, Hint))
+
+    def spell(self, phrase_of: Callable[[Hint], str]) -> Self:
+        """Return the message with other phrases for its hints."""
+        text = "".join(phrase_of(part) if isinstance(part, Hint) else part for part in self.parts)
+        return self.of(text, self.parts)
+
+    def replaced(self, replace: Callable[[str], str]) -> Self:
+        """Return the message with texts that a function returns for its own."""
+        parts = [part if isinstance(part, Hint) else replace(part) for part in self.parts]
+        return self.of(replace(str.__str__(self)), parts)
+
+    def __str__(self) -> str:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Message.of, (str.__str__(self), self.parts)
 
 
 END_MARKER = Hint("end_marker", '"optional"')
 FINAL = Hint("end_marker", '"final"')
 IGNORE_ZEROS = Hint("ignore_zeros", "True")
-ON_DUPLICATE = Hint("on_duplicate", '"first"', "read it with .group_samples")
-FIRST_DOT, LAST_DOT = (Hint("key_rule", rule, "read it with .group_samples") for rule in ("first_dot", "last_dot"))
+ON_DUPLICATE = Hint("on_duplicate", '"first"')
+FIRST_DOT, LAST_DOT = Hint("key_rule", "first_dot"), Hint("key_rule", "last_dot")
 NO_KEY_RULE = Hint("key_rule", "None")
-INDEX_DIR = Hint("index_dir", home="build it with build_indexes")
-REBUILD = Hint("rebuild", "True", "build it with build_indexes")
-COLUMNS = Hint("columns", home="build it with build_indexes")
+INDEX_DIR = Hint("index_dir")
+REBUILD = Hint("rebuild", "True")
+COLUMNS = Hint("columns")
 REMOVE_OLD = Hint("remove_old", "True")
 REKEY = Hint("rekey", '"{number:08d}"')
 REDO, KEEP = Hint("if_changed", '"redo"'), Hint("if_changed", '"keep"')
@@ -60,112 +171,9 @@ REGION = Hint("storage_options", '{"client_kwargs": {"region_name": ...}}')
 SKIP = Hint("on_error", '"skip"')
 IN_PROCESS = Hint("num_workers", "0")
 LIMITS = {
-    name: Hint("limits", f"ReadLimits({name}=...)")
+    name: Hint("limits", name)
     for name in (
         *("member_bytes", "name_bytes", "headers", "header_bytes", "gap_bytes", "tail_bytes", "expansion"),
         *("window_bytes", "image_pixels"),
     )
 }
-HINTS = [*(each for each in globals().copy().values() if isinstance(each, Hint)), *LIMITS.values()]
-
-
-def spell(message: str, phrase_of: Callable[[Hint], str]) -> str:
-    """Replace the hints in a message.
-
-    >>> spell('It has no end marker: pass end_marker="optional"', lambda hint: f"use --{hint.argument}")
-    'It has no end marker: use --end_marker'
-    """
-    for hint in HINTS:
-        if (phrase := str(hint)) in message:
-            message = message.replace(phrase, phrase_of(hint))
-    return message
-
-
-def phrase_for(function: Callable[..., Any], hint: Hint) -> str:
-    """Return a hint as a function takes it: as its own argument, or as a field of one of its options.
-
-    If it takes neither, the hint names a stage that does.
-
-    Examples:
-        >>> from wds_datapipes.index import IndexOptions, build_indexes
-        >>> phrase_for(build_indexes, END_MARKER), phrase_for(IndexOptions, END_MARKER)
-        ('pass options=IndexOptions(end_marker="optional")', 'pass end_marker="optional"')
-    """
-    text = spell_argument(function, hint.argument, hint.value)
-    return f"{hint.home}({hint.argument}={hint.value})" if text is None else f"pass {text}"
-
-
-def spell_argument(function: Callable[..., Any], argument: str, value: str = "...") -> str | None:
-    """Return an argument as a function takes it: as its own, or as a field of one of its options; None if it does not.
-
-    >>> from wds_datapipes import IndexedSamples
-    >>> spell_argument(IndexedSamples, "end_marker")
-    'access=AccessOptions(indexing=IndexOptions(end_marker=...))'
-    """
-    found = _route(function, argument)
-    if found is None:
-        return None
-    text = f"{argument}={value}"
-    for name, kind in reversed(found):
-        text = f"{name}={kind}({text})"
-    return text
-
-
-@cache
-def _route(function: Callable[..., Any], argument: str) -> list[tuple[str, str]] | None:
-    """Return the arguments, with their classes, through which a function takes an argument; None if it does not."""
-    left: deque[tuple[list[tuple[str, str]], Callable[..., Any]]] = deque([([], function)])
-    while left:
-        path, owner = left.popleft()
-        for name, parameter in inspect.signature(owner).parameters.items():
-            kind = _resolve(owner, parameter.annotation)
-            kinds = [kind, *get_args(kind), type(parameter.default)]
-            if name == argument or (is_typeddict(kind) and argument in kind.__optional_keys__):
-                return path
-            if parameter.kind is not parameter.VAR_KEYWORD:
-                left += [([*path, (name, kind.__name__)], kind) for kind in kinds if _is_options(kind)]
-    return None
-
-
-def _resolve(owner: Callable[..., Any], annotation: object) -> Any:
-    """Return an annotation as an object, or None if it cannot be resolved when the program runs."""
-    names = vars(sys.modules[owner.__module__]) if owner.__module__ in sys.modules else {}
-    with suppress(Exception):
-        names = {**names, "Unpack": _Unpack}  # it may be imported for type checkers only
-        return eval(annotation, names) if isinstance(annotation, str) else annotation  # noqa: S307  of this package
-    return None
-
-
-class _Unpack:
-    """Stands for the class of this name: ``Unpack[kind]`` is the dictionary of keyword arguments itself."""
-
-    def __class_getitem__(cls, kind: Any) -> Any:
-        return kind
-
-
-def _is_options(kind: object) -> bool:
-    return isinstance(kind, type) and is_dataclass(kind) and kind.__name__.endswith(("Options", "Limits"))
-
-
-@contextmanager
-def spelled_for(function: Callable[..., Any]) -> Iterator[None]:
-    """Spell the hints of errors for the function that the user called."""
-    try:
-        yield
-    except WdsError as error:
-        error.args = tuple(
-            spell(part, lambda hint: phrase_for(function, hint)) if isinstance(part, str) else part
-            for part in error.args
-        )
-        raise
-
-
-def spells_hints(function: Callable[P, R]) -> Callable[P, R]:
-    """Return a public function whose errors spell hints as it takes them; other modules call the one that it wraps."""
-
-    @wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        with spelled_for(function):
-            return function(*args, **kwargs)
-
-    return call

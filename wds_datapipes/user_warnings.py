@@ -6,6 +6,7 @@ import sys
 import warnings
 from traceback import walk_stack
 
+from wds_datapipes.hints import Message
 from wds_datapipes.redaction import redact_text
 
 #: Modules that run pipelines: a warning that points there would not identify the user's pipeline.
@@ -24,7 +25,7 @@ def warn_user(text: str, category: type[Warning] = UserWarning) -> None:
     packages = ((frame, str(frame.f_globals.get("__name__", "")).partition(".")[0]) for frame, _ in walk_stack(caller))
     frame = next((frame for frame, package in packages if package not in MACHINERY), caller)
     warnings.warn_explicit(
-        redact_text(text),
+        text.replaced(redact_text) if isinstance(text, Message) else redact_text(text),
         category,
         frame.f_code.co_filename,
         frame.f_lineno,

@@ -12,6 +12,7 @@ import pytest
 
 import wds_datapipes
 from wds_datapipes.cli import COMMANDS, _app
+from wds_datapipes.hints import END_MARKER, IGNORE_ZEROS, LAST_DOT, LIMITS, NO_KEY_RULE, REKEY, REMOVE_OLD, Message
 
 #: The options and arguments of each command.
 ALL = {name: _app.build_parser(name)[1] for name in COMMANDS}
@@ -127,13 +128,13 @@ def test_texts_of_a_command_name_its_options(path: Path) -> None:
 @pytest.mark.parametrize(
     ("message", "line"),
     [
-        ('if it was written so, pass end_marker="optional"', "if it was written so, use --end-marker optional"),
-        ("pass remove_old=True, or rename them", "use --remove-old, or rename them"),
-        ("pass key_rule=last_dot, and read", "use --key-rule last-dot, and read"),
-        ("pass key_rule=None if so", "in Python, pass key_rule=None if so"),
-        ("pass ignore_zeros=True to read", "in Python, pass ignore_zeros=True to read"),
-        ("pass limits=ReadLimits(tail_bytes=...) with more", "use --limit tail_bytes=... with more"),
-        ('pass rekey="{number:08d}" for new keys', "use --rekey {number:08d} for new keys"),
+        (Message("if it was written so, ", END_MARKER), "if it was written so, use --end-marker optional"),
+        (Message(REMOVE_OLD, ", or rename them"), "use --remove-old, or rename them"),
+        (Message(LAST_DOT, ", and read"), "use --key-rule last-dot, and read"),
+        (Message(NO_KEY_RULE, " if so"), "in Python, pass key_rule=None if so"),
+        (Message(IGNORE_ZEROS, " to read"), "in Python, pass ignore_zeros=True to read"),
+        (Message(LIMITS["tail_bytes"], " with more"), "use --limit tail_bytes=... with more"),
+        (Message(REKEY, " for new keys"), "use --rekey {number:08d} for new keys"),
         ("a key: 'pass on_error=1'", "a key: 'pass on_error=1'"),
         ("a key: 'pass=1' \x1b[31m\u202e", r"a key: 'pass=1' \x1b[31m\u202e"),
     ],

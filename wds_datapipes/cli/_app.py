@@ -27,7 +27,7 @@ from wds_datapipes.errors import (
     UnsafeInputError,
     WdsError,
 )
-from wds_datapipes.hints import LIMITS, Hint, spell
+from wds_datapipes.hints import Message
 from wds_datapipes.redaction import redact, redact_text
 
 PROGRAM = "wds-datapipes"
@@ -125,7 +125,7 @@ def run(arguments: Sequence[str]) -> int:
     except SystemExit as end:  # of the help, or of a command that found faults
         return int(end.code or 0)
     except (WdsError, WrongUse) as error:
-        message = message_of(error)
+        message = spelled(message_of(error))
         for word in arguments:
             message = message.replace(word, redact(word))
         print_line(f"Error: {on_one_line(message)}")
@@ -238,22 +238,16 @@ def _escape(found: re.Match[str]) -> str:
 def on_one_line(message: str) -> str:
     """Format a message for the command line, with hints as options of the running command.
 
-    >>> on_one_line('It has no end marker. If it was written so, pass end_marker="optional"')
+    >>> from wds_datapipes.hints import END_MARKER
+    >>> on_one_line(Message("It has no end marker. If it was written so, ", END_MARKER))
     'It has no end marker. If it was written so, in Python, pass end_marker="optional"'
     """
-    return printable(redact_text(spell(message, as_option)))
+    return printable(redact_text(spelled(message)))
 
 
-def as_option(hint: Hint) -> str:
-    """Return a hint as an option of the running command, or for Python if the command has none."""
-    if hint in LIMITS.values() and "--limit" in _available:
-        return f"use --limit {hint.value[len('ReadLimits(') : -1]}"
-    option, value = f"--{hint.argument}".replace("_", "-"), hint.value.strip('"')
-    if option not in _available or value in ("None", "False"):
-        return f"in Python, {hint}"
-    if value == "True":
-        return f"use {option}"
-    return f"use {option} {value if '{' in value else value.replace('_', '-')}"
+def spelled(message: str) -> str:
+    """Return a message with its hints as options of the running command, or for Python if the command has none."""
+    return message.spell(lambda hint: hint.as_option(_available)) if isinstance(message, Message) else message
 
 
 def message_of(error: Exception) -> str:
@@ -265,5 +259,7 @@ def message_of(error: Exception) -> str:
     'odd'
     """
     text = str(error)
+    if isinstance(text, Message):
+        return text
     raised = re.findall(rf"^(?:\w+\.)*{type(error).__name__}: (.+)$", text, flags=re.MULTILINE)
     return raised[-1] if raised else text.partition("\n")[0]

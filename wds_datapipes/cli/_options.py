@@ -19,6 +19,7 @@ from wds_datapipes.cli._app import WrongUse
 from wds_datapipes.cli._declaration import Natural
 from wds_datapipes.codecs.decoding import DecoderChain
 from wds_datapipes.errors import WdsError
+from wds_datapipes.hints import Message
 from wds_datapipes.io.read_limits import ReadLimits
 from wds_datapipes.samples.keys import KeyRule, first_dot, last_dot
 from wds_datapipes.shards.patterns import expand_urls
@@ -129,7 +130,8 @@ def wrong_use(prefix: str = "", *kinds: type[Exception]) -> Iterator[None]:
     except Exception as error:
         if not isinstance(error, (ValueError, *kinds)) or (isinstance(error, WdsError) and type(error) not in kinds):
             raise
-        raise WrongUse(f"{prefix}{getattr(error, 'strerror', None) or error}") from None  # not the name of a file
+        reason = getattr(error, "strerror", None) or str(error)
+        raise WrongUse(Message(prefix, reason)) from None  # not the name of a file
 
 
 def _parse_json_options(text: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from wds_datapipes.cli._app import FAULT_FOUND, WRONG_USE, on_one_line, print_line, printable
 from wds_datapipes.errors import WdsError, plural
+from wds_datapipes.hints import Message
 from wds_datapipes.io.openers import redact
 from wds_datapipes.parallel.progress import human_bytes
 from wds_datapipes.prepare.shard_contents import ShardFault
@@ -68,7 +69,7 @@ def print_nothing_found(shards: int, what: str = "sample") -> None:
 def message_with_notes(error: BaseException) -> str:
     """Return the message of an error, with its notes if it is not an error of this package."""
     notes = () if isinstance(error, WdsError) else [str(note) for note in getattr(error, "__notes__", ())]
-    return f"{error} ({'; '.join(notes)})" if notes else str(error)
+    return Message(str(error), f" ({'; '.join(notes)})") if notes else str(error)
 
 
 def end_with_faults(faults: Sequence[ShardFault], *, is_printed: bool = True) -> None:
@@ -114,11 +115,11 @@ def report_shards(
             counts += [] if shard.is_new else ["already finished"]
         sys.stdout.write(f"{printable(redact(info.url))}: {', '.join(counts)}\n")
     for kind, message in skipped[:SHOWN]:
-        print_error(f"{kind}: {message}", "Skipped")
+        print_error(Message(f"{kind}: ", message), "Skipped")
     if len(skipped) > SHOWN:
         print_error(f"{len(skipped) - SHOWN:,} more", "Skipped")
     for url, failure in (failures or {}).items():
-        print_error(f"{redact(url)}: {type(failure).__name__}: {message_with_notes(failure)}")
+        print_error(Message(f"{redact(url)}: {type(failure).__name__}: ", message_with_notes(failure)))
     if failures:
         total = plural(len(shards) + len(failures), "shard")
         print_error(f"{len(failures):,} of {total} failed. Run the same command again to convert only the missing ones")

@@ -12,6 +12,7 @@ from wds_datapipes.cli._options import ReadArguments, load_function
 from wds_datapipes.cli._report import print_error, print_json, print_table
 from wds_datapipes.codecs.images import IMAGE_SPECS
 from wds_datapipes.errors import plural
+from wds_datapipes.hints import Message
 from wds_datapipes.parallel.progress import human_bytes
 from wds_datapipes.system import processor_count
 
@@ -73,7 +74,7 @@ def bench(
             print_results(found, step_time, batch_size)
         if found.skipped.total:
             reason = found.skipped.latest[-1].reason
-            print_error(f"{plural(found.skipped.total, 'sample')} skipped, such as: {reason}")
+            print_error(Message(f"{plural(found.skipped.total, 'sample')} skipped, such as: ", reason))
     if found.skipped.total:
         raise SystemExit(FAULT_FOUND)
 

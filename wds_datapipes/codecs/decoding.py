@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from wds_datapipes.codecs import UNSAFE, find_codec
 from wds_datapipes.codecs.extensions import ByExtension, FieldName, as_continue, find_decoder, handle_extension, name_of
 from wds_datapipes.codecs.field_chain import FieldChain, FieldPlan, FieldStep, gunzip, name_field
-from wds_datapipes.errors import DecodeError, MissingDependencyError, UnsafeInputError, text_of
+from wds_datapipes.errors import DecodeError, MissingDependencyError, UnsafeInputError, cause_of
 from wds_datapipes.hints import ALLOW_PICKLE, SKIP
 from wds_datapipes.io.magic_numbers import BEGINNING, describe_kind
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
@@ -123,9 +123,10 @@ class DecoderChain(FieldChain):
             raise
         except UnsafeInputError as error:
             raise UnsafeInputError(
-                f"{name_field(sample, field)} was not decoded: {error}. If you trust the source of the shard, "
-                f"{ALLOW_PICKLE} to {self.stage}. Otherwise select the fields to decode with only=, or pass a "
-                f"decoder for the extension; pkl=bytes keeps pkl fields as bytes"
+                f"{name_field(sample, field)} was not decoded: {error}. If you trust the source of the shard, ",
+                ALLOW_PICKLE,
+                f" to {self.stage}. Otherwise select the fields to decode with only=, or pass a "
+                f"decoder for the extension; pkl=bytes keeps pkl fields as bytes",
             ) from error
         except Exception as error:
             raise _decode_error(sample, field, step.name, data, error) from error
@@ -190,14 +191,16 @@ def _as_bytes(sample: Sample, field: str) -> bytes:
 
 
 def _decode_error(sample: Sample, field: str, decoder: str, data: bytes, error: Exception) -> DecodeError:
-    cause = f"{type(error).__name__}: {text_of(error).rstrip('.')}"
     shown = f"{data!r}" if len(data) <= 16 else f"{len(data)} bytes starting with {data[:16]!r}"
     if kind := describe_kind(data[:BEGINNING], may_be_text=True):
         shown = f"{shown}: {kind.removeprefix('It is ')}"
     return DecodeError(
-        f"{name_field(sample, field)} cannot be decoded by {decoder}: {cause}. The data is {shown}. If all such fields "
+        f"{name_field(sample, field)} cannot be decoded by {decoder}: ",
+        cause_of(error),
+        f". The data is {shown}. If all such fields "
         f"are like this, pass another decoder for them, as in .wds_decode({_other_decoder(field, data)}); if only some "
-        f"samples are damaged, {SKIP}"
+        "samples are damaged, ",
+        SKIP,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from wds_datapipes.codecs import CODECS, IMAGE_FORMATS, UNSAFE, describe_value, find_codec
 from wds_datapipes.codecs.extensions import name_of, split_extensions
 from wds_datapipes.codecs.field_chain import GZIP_MAGIC, FieldChain, FieldPlan, FieldStep, name_field, to_gzip
-from wds_datapipes.errors import EncodeError, MissingDependencyError, UnsafeInputError, text_of
+from wds_datapipes.errors import EncodeError, MissingDependencyError, UnsafeInputError, cause_of
 from wds_datapipes.hints import ALLOW_PICKLE
 from wds_datapipes.types import Sample
 
@@ -89,15 +89,16 @@ class EncoderChain(FieldChain):
             raise
         except UnsafeInputError as error:
             raise UnsafeInputError(
-                f"{name_field(sample, field)} was not encoded: {error}. If all readers trust the shard, "
-                f"{ALLOW_PICKLE}; otherwise choose a format without code, such as json, msgpack or npz"
+                f"{name_field(sample, field)} was not encoded: {error}. If all readers trust the shard, ",
+                ALLOW_PICKLE,
+                "; otherwise choose a format without code, such as json, msgpack or npz",
             ) from error
         except Exception as error:
-            cause = f"{type(error).__name__}: {text_of(error).rstrip('.')}"
             takes = f"It takes {step.takes}; bytes" if step.takes else "Bytes"
             raise EncodeError(
-                f"{name_field(sample, field)} holds {describe_value(value)}, which cannot be encoded by {step.name}: "
-                f"{cause}. {takes} are written unchanged"
+                f"{name_field(sample, field)} holds {describe_value(value)}, which cannot be encoded by {step.name}: ",
+                cause_of(error),
+                f". {takes} are written unchanged",
             ) from error
         for _ in plan.gzips:
             data = to_gzip(data)

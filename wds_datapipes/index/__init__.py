@@ -1,6 +1,5 @@
 """Indexes and manifests: the position of every sample in its shard, and the list of the shards of a dataset."""
 
-from wds_datapipes.hints import spells_hints
 from wds_datapipes.index import interop
 from wds_datapipes.index.format import builder, dataset_builder, validity
 from wds_datapipes.index.format.index_file import index_url, read_index, write_index
@@ -12,6 +11,7 @@ from wds_datapipes.index.order.select import resample
 from wds_datapipes.index.read import table
 from wds_datapipes.index.read.table import SampleTable
 from wds_datapipes.samples.keys import KeySplit
+from wds_datapipes.signatures import spells_hints
 
 build_index = spells_hints(builder.build_index)
 check_index = spells_hints(validity.check_index)

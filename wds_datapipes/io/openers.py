@@ -145,7 +145,7 @@ def open_standard_input(url: str, /, **_options: object) -> BinaryIO:
     """Open standard input, which can only be read once."""
     if multiprocessing.parent_process() is not None:
         raise ShardOpenError(
-            f"The shard {url!r} is standard input, but worker processes have none. To read it, {IN_PROCESS}"
+            f"The shard {url!r} is standard input, but worker processes have none. To read it, ", IN_PROCESS
         )
     source = getattr(sys.stdin, "buffer", None)
     if source is None:

@@ -123,8 +123,9 @@ def limit_error(limits: ReadLimits, name: str, found: str) -> ReadLimitError:
         found: the offending size and its location, the start of the message.
     """
     return ReadLimitError(
-        f"{found}, and the limit is {name}={getattr(limits, name)}. If the shard is valid, "
-        f"{LIMITS[name]} with more, or with None for no limit"
+        f"{found}, and the limit is {name}={getattr(limits, name)}. If the shard is valid, ",
+        LIMITS[name],
+        " with more, or with None for no limit",
     )
 
 
@@ -139,5 +140,7 @@ def trailing_zeros_error(limits: ReadLimits, archive: str, what: str) -> Truncat
     return TruncatedShardError(
         f"{archive} has more than {limits.tail_bytes} bytes of zeros after {what}, so members may be missing. Its "
         f"space was probably allocated and its content never written: write or fetch it again. If the zeros are "
-        f"padding, as from tar -b, {LIMITS['tail_bytes']} with more, or with None for no limit"
+        "padding, as from tar -b, ",
+        LIMITS["tail_bytes"],
+        " with more, or with None for no limit",
     )

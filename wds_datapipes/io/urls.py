@@ -151,14 +151,21 @@ def local_path(url: str) -> str | None:
     return url
 
 
+def explain_home(path: str) -> str:
+    """Return what to write for a path that begins with ``~``, which only shells replace; "" for other paths."""
+    if path[:1] != "~":
+        return ""
+    return f"~ is not expanded: for a home directory, write {os.path.expanduser(path)!r}"  # noqa: PTH111  of other users, too
+
+
 def explain_path(path: str) -> str:
     """Return a sentence about how a path that was not found is understood, to append to an error; "" if that is plain.
 
     >>> explain_path("/data/a.tar")
     ''
     """
-    if path[:1] == "~":
-        return f" ~ is not expanded: for a home directory, write {os.path.expanduser(path)!r}."  # noqa: PTH111
+    if home := explain_home(path):
+        return f" {home}."
     return "" if os.path.isabs(path) else f" Relative paths start from {os.getcwd()}."  # noqa: PTH109, PTH117
 
 
@@ -171,8 +178,7 @@ def create_folder(path: Path) -> None:
     """
     if path.parts[:1] and path.parts[0][:1] == "~" and not path.exists():
         raise ValueError(
-            f"{str(path)!r} would be in a folder with the name {path.parts[0]!r}, because a path is used as it is "
-            f"written. For a home directory, write {str(path.expanduser())!r}"
+            f"{str(path)!r} would be in a folder with the name {path.parts[0]!r}: {explain_home(str(path))}"
         )
     path.mkdir(parents=True, exist_ok=True)
 

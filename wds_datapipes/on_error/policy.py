@@ -23,6 +23,7 @@ from wds_datapipes.errors import (
     plural,
     text_of,
 )
+from wds_datapipes.hints import Message
 from wds_datapipes.io.remote.retry import is_systemic
 from wds_datapipes.io.urls import explain_path
 from wds_datapipes.redaction import redact, redact_text
@@ -198,14 +199,14 @@ class ErrorPolicy:
         if isinstance(sample, Mapping):
             url, key = str(sample.get("__url__", url)), str(sample.get("__key__", key))
         kind = type(error).__name__
-        reason = redact_text(text_of(error))  # a user's function may raise any text
+        reason = Message(text_of(error)).replaced(redact_text)  # a user's function may raise any text
         item = SkippedItem(self._stage, kind, redact(url), key, field, reason)
         self.counters.count_skipped(item)
         if self._budget is not None and self._budget.quarantine is not None:
             write_quarantine(os.fspath(self._budget.quarantine), item)
         if self._on_error == "warn" and (kind not in self.skipped or not continues):
             happened = "skipped an item" if continues else "ended early, because of an error"
-            warn_user(f"{self._stage} {happened}: {kind}: {reason}")
+            warn_user(Message(f"{self._stage} {happened}: {kind}: ", reason))
         self.skipped[kind] += 1
         if self._budget is not None:
             self._spend(self._budget, error)
@@ -241,7 +242,8 @@ class ErrorPolicy:
             return
         raise ErrorBudgetError(
             f"{self._stage} skipped {total} of {self.tried} items ({self._counts()}), {self._run} of them in "
-            f"a row, which is more than {limit} allows. The last: {type(error).__name__}: {redact_text(text_of(error))}"
+            f"a row, which is more than {limit} allows. The last: {type(error).__name__}: ",
+            text_of(error),
         ) from error
 
     def _counts(self) -> str:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from wds_datapipes.arguments import check_choice, checks_calls, takes_options
 from wds_datapipes.codecs.decoding import Decoder
-from wds_datapipes.errors import ConversionError, ShardOpenError, StateError, plural, text_of
-from wds_datapipes.hints import KEEP, REDO, spells_hints
+from wds_datapipes.errors import ConversionError, ShardOpenError, StateError, cause_of, plural
+from wds_datapipes.hints import KEEP, REDO, Message
 from wds_datapipes.io.compression.formats import strip_shard_suffix
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.prefetch import READ_AHEAD_BYTES
@@ -25,6 +25,7 @@ from wds_datapipes.prepare.shard_run import DETERMINISTIC_ERRORS, ConvertedShard
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.samples.keys import first_dot
 from wds_datapipes.shards.loading import ReadOptions, read_shards
+from wds_datapipes.signatures import spells_hints
 from wds_datapipes.tar.headers import EndMarker
 from wds_datapipes.types import Sample
 from wds_datapipes.writing.shard_names import check_pattern, journal_path
@@ -195,8 +196,11 @@ def convert_shards(
 def _changed_error(path: str, others: Mapping[str, str]) -> StateError:
     listed = ", ".join(_list_some([f"{redact(url)} ({difference})" for url, difference in others.items()]))
     return StateError(
-        f"The journal {path!r} has shards with other inputs or options: {listed}. To convert them again, {REDO}; to "
-        f"keep them, {KEEP}; or choose another output"
+        f"The journal {path!r} has shards with other inputs or options: {listed}. To convert them again, ",
+        REDO,
+        "; to keep them, ",
+        KEEP,
+        "; or choose another output",
     )
 
 
@@ -205,12 +209,13 @@ def _list_some(texts: Sequence[str]) -> list[str]:
 
 
 def _conversion_error(failures: Mapping[str, BaseException], shards: int, retries: int) -> ConversionError:
-    listed = _list_some([f"{redact(url)}: {type(error).__name__}: {text_of(error)}" for url, error in failures.items()])
+    listed = _list_some([Message(f"{redact(url)}: ", cause_of(error)) for url, error in failures.items()])
     was_retried = not all(isinstance(failure, DETERMINISTIC_ERRORS) for failure in failures.values())
     tries = f" in {plural(retries + 1, 'attempt')}" if was_retried else ""
     error = ConversionError(
         f"{len(failures):,} of {plural(shards, 'shard')} could not be converted{tries}. The others are finished, and "
-        "calling this again converts only the missing ones.\n" + "\n".join(listed)
+        "calling this again converts only the missing ones.",
+        *(part for line in listed for part in ("\n", line)),
     )
     for url, failure in failures.items():
         name = redact(url)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from wds_datapipes.arguments import check_optional_integer, checks_calls, takes_options
 from wds_datapipes.codecs.decoding import Decoder
-from wds_datapipes.errors import EmptySourceError, SampleSourceError, WdsError, WorkerDiedError, text_of
+from wds_datapipes.errors import EmptySourceError, SampleSourceError, WdsError, WorkerDiedError, cause_of
 from wds_datapipes.io.openers import redact
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.parallel.progress import ProgressMeter
@@ -182,7 +182,7 @@ def create_shards(
                 raise failure
             kind = WorkerDiedError if isinstance(failure, WorkerDiedError) else SampleSourceError
             where = "; ".join([*getattr(failure, "__notes__", ()), f"while writing {redact(outputs[number])}"])
-            raise kind(f"{type(failure).__name__}: {text_of(failure)} ({where}). Finished shards remain") from failure
+            raise kind(cause_of(failure), f" ({where}). Finished shards remain") from failure
 
         with closing(ShardRun(range(len(outputs)), outputs, text, producer, journal=path, made_by=made_by)) as run:
             finished, _ = run.find_finished(keep_changed=False)

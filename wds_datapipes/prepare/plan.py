@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from wds_datapipes.errors import EncodeError, SampleSourceError
-from wds_datapipes.hints import REKEY
+from wds_datapipes.hints import REKEY, Message
 from wds_datapipes.on_error.policy import ErrorPolicy
 from wds_datapipes.prepare.sample_spec import MeasuredSample, SampleSpec, Source, measure_sample
 from wds_datapipes.samples.keys import KeyRule
@@ -26,7 +26,7 @@ from wds_datapipes.writing.packers import TarSamplePacker
 #: The number of specs to load before measuring their files, the number of threads, and the number of specs per task.
 AT_ONCE, THREADS, BATCH = 8192, 16, 128
 #: The advice for keys that cannot be written.
-NEW_KEYS = f"{REKEY} for new keys"
+NEW_KEYS = Message(REKEY, " for new keys")
 
 
 class SpecFile:
@@ -192,8 +192,8 @@ def _size(spec: SampleSpec, found: MeasuredSample, packer: TarSamplePacker, head
     try:
         total = packer.pack({"__key__": key, **dict.fromkeys(spec.parts, b"")}).size
     except EncodeError as error:
-        advice = f", or {NEW_KEYS}" if str(error).startswith("The key") else ""
-        raise EncodeError(f"{spec.location}: {error}{advice}") from None
+        advice = Message(", or ", NEW_KEYS) if str(error).startswith("The key") else ""
+        raise EncodeError(f"{spec.location}: ", str(error), advice) from None
     for field, size in zip(spec.parts, found.sizes, strict=True):
         total += size + -size % 512
         if size >= TOO_LARGE:
@@ -212,7 +212,7 @@ def _repeated_keys(
         key, _, location = specs.read(number)
         if key in first:
             message = f"Both {first[key]} and {location} have the key {key!r}, and samples with the same key would"
-            yield number, SampleSourceError(f"{message} be mixed up. Rename one of them, or {NEW_KEYS}")
+            yield number, SampleSourceError(f"{message} be mixed up. Rename one of them, or ", NEW_KEYS)
         else:
             first[key] = location
 

@@ -189,8 +189,8 @@ class SampleEntries:
                         if key in seen:
                             raise EncodeError(
                                 f"The sample {key!r} occurs twice, the second time in {redact(shard.url)}, and samples "
-                                f"with the same key cannot be distinguished after reordering. For new keys, "
-                                f"{REKEY}"
+                                f"with the same key cannot be distinguished after reordering. For new keys, ",
+                                REKEY,
                             )
                         packer.pack(sample)
                         seen.add(key)
@@ -266,7 +266,8 @@ def _read_sidecar(url: str, options: ScanOptions) -> ShardIndex | None:
     rules = IndexOptions(key_rule=options.key_rule).rules
     if index.facts.key_rule != rules.key_rule:
         raise StaleSidecarError(
-            f"{redact(path)} was built with {index.facts.rules}, not with {rules}, which would group other samples. "
-            f"{same_rules(index.facts.rules)}; otherwise delete the index"
+            f"{redact(path)} was built with {index.facts.rules}, not with {rules}, which would group other samples. ",
+            same_rules(index.facts.rules),
+            "; otherwise delete the index",
         )
     return index if index.facts.rules == rules else None

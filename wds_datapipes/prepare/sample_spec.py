@@ -169,7 +169,7 @@ def _explained(field: str, part: FilePart | UrlPart, spec: SampleSpec) -> Iterat
             raise
         place = f"The field {field!r} of {spec.location} cannot be read"
         if isinstance(error, ShardError):
-            raise SampleSourceError(f"{place}: {error}") from None
+            raise SampleSourceError(f"{place}: ", str(error)) from None
         path = part.path if isinstance(part, FilePart) else part.url
         reason = getattr(error, "strerror", None) or str(error)
         link = ", a broken or circular link" if os.path.islink(path) else ""  # noqa: PTH114  a string

@@ -11,9 +11,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from wds_datapipes.errors import EncodeError, ShardWriteError, UnsafeInputError, plural
+from wds_datapipes.errors import EncodeError, ShardWriteError, UnsafeInputError, plural, text_of
 from wds_datapipes.fingerprint import fingerprint
-from wds_datapipes.hints import REMOVE_OLD
+from wds_datapipes.hints import REMOVE_OLD, Message
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.output.sink import size_of
 from wds_datapipes.io.urls import create_folder
@@ -96,7 +96,8 @@ class ShardRun:
             )
         self._old = find_old_shards(pattern, len(outputs), 1, options.storage_options) if is_numbered else []
         if self._old and not options.remove_old:
-            raise ValueError(f"{describe_old_shards(self._old)}. Nothing was written. Remove them, or {REMOVE_OLD}")
+            described = describe_old_shards(self._old)
+            raise ValueError(Message(f"{described}. Nothing was written. Remove them, or ", REMOVE_OLD))
         self._made_by = fingerprint((made_by, {name: getattr(options, name) for name in IN_SHARDS}))
         files = [*outputs] if journal is None else [*outputs, journal]
         for folder in {Path(local).parent for file in files if (local := local_path(file)) is not None}:
@@ -196,7 +197,8 @@ class ShardRun:
                         on_failure(number, failure)
                     else:
                         name, kind = redact(str(self._items[number])), type(failure).__name__
-                        LOGGER.warning("%s could not be converted and will be retried: %s: %s", name, kind, failure)
+                        text = Message(f"{name} could not be converted and will be retried: {kind}: ", text_of(failure))
+                        LOGGER.warning(text)
                         waiting.append(make_task(number, attempt + 1))
         return [results[number] for number in sorted(results)]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, Literal, TypeAlias
 
 from wds_datapipes.errors import DuplicateKeyError
-from wds_datapipes.hints import ON_DUPLICATE
+from wds_datapipes.hints import ON_DUPLICATE, Message
 from wds_datapipes.io.openers import redact
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError
 from wds_datapipes.redaction import short_repr
@@ -346,10 +346,12 @@ def shard_metadata(shard: Shard) -> Sample:
     return empty
 
 
-def _duplicate_message(url: str, name: str, key: str | None, field: str, first: int, offset: int) -> str:
-    return (
+def _duplicate_message(url: str, name: str, key: str | None, field: str, first: int, offset: int) -> Message:
+    return Message(
         f"{redact(url)} holds the field {field!r} of the sample {key!r} twice, at bytes {first} and {offset} "
-        f"(member {name!r}). Write the shard again with distinct names, or {ON_DUPLICATE} to use the first"
+        f"(member {name!r}). Write the shard again with distinct names, or ",
+        ON_DUPLICATE,
+        " to use the first",
     )
 
 

@@ -13,7 +13,7 @@ from wds_datapipes.errors import SpecError
 from wds_datapipes.io.compression.formats import SHARD_SUFFIXES
 from wds_datapipes.io.host_results import share_on_host
 from wds_datapipes.io.openers import known_schemes, local_path, redact, split_scheme
-from wds_datapipes.io.urls import without_query
+from wds_datapipes.io.urls import explain_home, without_query
 
 #: The end of a message about a directory without shards.
 NO_SHARDS = f"no file that ends in {', '.join(SHARD_SUFFIXES[:-1])} or {SHARD_SUFFIXES[-1]}"
@@ -83,7 +83,7 @@ def list_remote(url: str, storage_options: Mapping[str, Any]) -> list[str]:
         return [name for name in files if is_shard(name.rpartition("/")[2])]
 
     def list_error(error: Exception) -> SpecError:
-        return SpecError(f"{remote.name} cannot be listed: {remote.reason(error)}{remote.retry.attempts_text()}")
+        return SpecError(f"{remote.name} cannot be listed: ", remote.reason(error), remote.retry.attempts_text())
 
     with remote.replace_errors(list_error):
         found = remote.call(names)
@@ -110,6 +110,6 @@ def is_shard(name: str) -> bool:
 
 def relative_to(path: str) -> str:
     """Return a note with the working directory, for messages about a path that is relative to it."""
-    if path[:1] == "~":
-        return f" (~ is not expanded: write {os.path.expanduser(path)!r})"  # noqa: PTH111  ~ of other users, too
+    if home := explain_home(path):
+        return f" ({home})"
     return "" if Path(path).is_absolute() else f" (from {Path.cwd()})"

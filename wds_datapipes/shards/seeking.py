@@ -152,7 +152,8 @@ def check_unchanged(members: Iterator[MemberTuple], part: Shard, start: int, res
             yield from members
     except (CorruptShardError, TruncatedShardError, UnsupportedMemberError) as error:
         raise ChangedShardError(
-            f"{archive} has changed since the state was saved: {error}. A state can only be loaded with the "
-            "shards it was saved with"
+            f"{archive} has changed since the state was saved: ",
+            str(error),
+            ". A state can only be loaded with the shards it was saved with",
         ) from error
     yield from members

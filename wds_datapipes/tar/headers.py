@@ -200,7 +200,8 @@ class HeaderReader:
         if self._end_marker != "optional":
             raise TruncatedShardError(
                 f"{self._archive} ends at byte {self._ahead.position} without the two blocks of zeros that end a tar "
-                f"archive, so members may be missing. {INCOMPLETE}; or, if it was written without them, {END_MARKER}"
+                f"archive, so members may be missing. {INCOMPLETE}; or, if it was written without them, ",
+                END_MARKER,
             )
 
     def _after_zeros(self, position: int) -> tuple[bytes, int]:
@@ -223,13 +224,17 @@ class HeaderReader:
                     return b"", position
                 raise CorruptShardError(
                     f"{self._archive} has data at byte {position}, after the end marker at byte {zeros_at}. "
-                    f"If archives were concatenated, {IGNORE_ZEROS} to read them all. If the data belong to no "
-                    f"archive, {FINAL} to ignore them, as tar does. Otherwise write or fetch it again"
+                    "If archives were concatenated, ",
+                    IGNORE_ZEROS,
+                    " to read them all. If the data belong to no archive, ",
+                    FINAL,
+                    " to ignore them, as tar does. Otherwise write or fetch it again",
                 )
             if position == zeros_at + BLOCK and self._end_marker != "optional" and position != self._stop:
                 raise TruncatedShardError(
                     f"{self._archive} ends inside its end marker: one block of zeros at byte {zeros_at}, not two. "
-                    f"{INCOMPLETE}; or, if it was written that way, {END_MARKER}"
+                    f"{INCOMPLETE}; or, if it was written that way, ",
+                    END_MARKER,
                 )
             if is_too_long:
                 raise trailing_zeros_error(self._limits, self._archive, f"its end marker at byte {zeros_at}")

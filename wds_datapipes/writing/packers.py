@@ -196,8 +196,10 @@ class TarSamplePacker:
         read = "belong to no sample" if found is None else f"belong to the key {found[0]!r}"
         why = "a key ends at the first dot after its last slash" if rule is first_dot else "by key_rule"
         raise EncodeError(
-            f"The key {key!r} cannot be written: its files would {read} ({why}). Choose another key; or {LAST_DOT}, "
-            f"and read the shard with it; or, to skip the check, {NO_KEY_RULE}"
+            f"The key {key!r} cannot be written: its files would {read} ({why}). Choose another key; or ",
+            LAST_DOT,
+            ", and read the shard with it; or, to skip the check, ",
+            NO_KEY_RULE,
         )
 
     def _check_marks(self, key: str, fields: Iterable[object]) -> None:
@@ -228,6 +230,7 @@ def _check_limits(name: str, size: int) -> None:
         if found > most:
             raise EncodeError(
                 f"The file {name[:100]!r} cannot be written: {what} has {found:,} bytes, and readers accept at most "
-                f"{most:,}. Write less; or, to skip the check, {NO_KEY_RULE}, and read with "
-                f"limits=ReadLimits({limit}={found})"
+                f"{most:,}. Write less; or, to skip the check, ",
+                NO_KEY_RULE,
+                f", and read with limits=ReadLimits({limit}={found})",
             )

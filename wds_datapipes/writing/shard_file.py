@@ -96,7 +96,9 @@ class ShardFile(ClosableWriter):
             if key in self._keys:
                 raise EncodeError(
                     f"The key {key!r} was already written to {self._target.url!r}, and samples with the same key are "
-                    f"ambiguous. Number them, or {NO_KEY_RULE} if this is intended"
+                    "ambiguous. Number them, or ",
+                    NO_KEY_RULE,
+                    " if this is intended",
                 )
             self._keys.add(key)
         try:

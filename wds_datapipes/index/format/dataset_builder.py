@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from wds_datapipes.arguments import checks_calls
 from wds_datapipes.errors import CorruptSidecarError, MissingSidecarError, StaleSidecarError
-from wds_datapipes.hints import COLUMNS, FIRST_DOT, LAST_DOT, REBUILD
+from wds_datapipes.hints import COLUMNS, FIRST_DOT, LAST_DOT, REBUILD, Message
 from wds_datapipes.index.format.builder import DEFAULT_OPTIONS, build_index
 from wds_datapipes.index.format.folder_lock import LOGGER, lock_folder, remove_abandoned_locks
 from wds_datapipes.index.format.index_file import index_url, index_urls, read_index, write_index
@@ -219,17 +219,23 @@ def _check_replaceable(path: str, options: IndexOptions, *, has_columns: bool, s
     if index.columns_by is not None and not has_columns:
         raise StaleSidecarError(
             f"{redact(path)} is stale and has the columns {index.user_columns}, so building it again requires their "
-            f"function: {COLUMNS}, or delete the index"
+            "function: ",
+            COLUMNS,
+            ", or delete the index",
         )
     if index.facts.rules != options.rules:
         raise StaleSidecarError(
             f"{redact(path)} was built with {index.facts.rules}, not with {options.rules}, so building it again would "
-            f"change its samples. {same_rules(index.facts.rules)}, or {REBUILD} to replace the index"
+            "change its samples. ",
+            same_rules(index.facts.rules),
+            ", or ",
+            REBUILD,
+            " to replace the index",
         )
 
 
-def same_rules(rules: Rules) -> str:
+def same_rules(rules: Rules) -> Message:
     """Return advice to use the rules of an index."""
     hint = {"first_dot": FIRST_DOT, "last_dot": LAST_DOT}.get(rules.key_rule)
     is_default = rules[1:] == Rules()[1:]
-    return f"To keep them, {hint}" if hint is not None and is_default else "To keep them, pass the same options"
+    return Message("To keep them, ", hint if hint is not None and is_default else "pass the same options")

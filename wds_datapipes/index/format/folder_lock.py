@@ -50,7 +50,8 @@ def lock_folder(path: str, *, create: bool = False) -> Iterator[bool]:
                 if error.errno not in NO_LOCKS:
                     raise MissingSidecarError(
                         f"The directory {lock.parent} cannot be written, so indexes cannot be built there: "
-                        f"{error.strerror}. For another directory, {INDEX_DIR}"
+                        f"{error.strerror}. For another directory, ",
+                        INDEX_DIR,
                     ) from None
                 lock.unlink(missing_ok=True)
         yield has_waited

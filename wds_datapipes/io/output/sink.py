@@ -88,7 +88,7 @@ def remove_file(url: str, storage_options: Mapping[str, Any] | None = None) -> N
     remote = RemotePath(url, storage_options)
 
     def remove_error(error: Exception) -> ShardWriteError:
-        return ShardWriteError(f"{remote.name} cannot be removed: {remote.reason(error)}")
+        return ShardWriteError(f"{remote.name} cannot be removed: ", remote.reason(error))
 
     with remote.replace_errors(remove_error), contextlib.suppress(FileNotFoundError):
         wait_for(start_call(lambda: remote.filesystem.rm_file(remote.path)), BLOCK_TIMEOUTS * remote.timeout_s)

@@ -137,8 +137,8 @@ class RemoteSink:
         self._remote.filesystem.rm(self._part)
 
     def _failure(self, error: Exception) -> ShardWriteError:
-        message = self._remote.reason(error)
-        return ShardWriteError(f"{self._remote.name} cannot be written: {message}, after {self._written} bytes")
+        reason = self._remote.reason(error)
+        return ShardWriteError(f"{self._remote.name} cannot be written: ", reason, f", after {self._written} bytes")
 
 
 def _can_discard(file: Any) -> bool:

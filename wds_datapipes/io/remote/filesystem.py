@@ -16,7 +16,7 @@ from wds_datapipes.arguments import check_optional_integer
 from wds_datapipes.counters import Counters
 from wds_datapipes.errors import MissingDependencyError, ShardOpenError, UnknownSchemeError, WdsError
 from wds_datapipes.extras import require
-from wds_datapipes.hints import REGION
+from wds_datapipes.hints import REGION, Message
 from wds_datapipes.io.after_fork import at_fork
 from wds_datapipes.io.daemon_threads import start_call, wait_for
 from wds_datapipes.io.remote.http import HttpClient, is_web
@@ -184,7 +184,7 @@ class RemotePath:
         # The timeouts of libraries hold for each byte, and a server may send a response byte by byte.
         return cast("Mapping[str, Any]", self.call(lambda: wait_for(start_call(request), silent_after(self.timeout_s))))
 
-    def reason(self, error: Exception) -> str:
+    def reason(self, error: Exception) -> str | Message:
         """Return the message of a file system's error, without credentials."""
         status, text = getattr(error, "status", None), self.hide(str(error))
         if is_untrusted(error) and self.scheme in SFTP:
@@ -200,10 +200,12 @@ class RemotePath:
         if isinstance(error, FileNotFoundError):
             return "HTTP status 404, not found" if is_web(self.scheme) else "there is no such file"
         if status is not None:
-            advice = "" if is_web(self.scheme) or status not in CREDENTIAL_STATUSES else CREDENTIALS_ADVICE
+            advice: str | Message = (
+                "" if is_web(self.scheme) or status not in CREDENTIAL_STATUSES else CREDENTIALS_ADVICE
+            )
             if region := getattr(error, "region", None):
-                advice = f". It is in the region {region}: {REGION}"
-            return f"HTTP status {status}, {self.hide(str(getattr(error, 'message', '')))}{advice}"
+                advice = Message(f". It is in the region {region}: ", REGION)
+            return Message(f"HTTP status {status}, {self.hide(str(getattr(error, 'message', '')))}", advice)
         if isinstance(error, PermissionError) or "AuthenticationEx" in type(error).__name__:
             return f"permission denied ({text}){CREDENTIALS_ADVICE}"
         return f"{type(error).__name__}: {text}"
@@ -225,7 +227,7 @@ class RemotePath:
     def open_error(self, error: Exception, where: str = "") -> ShardOpenError:
         """Return the error for a file that a library cannot open."""
         failed = ShardOpenError(
-            f"{self.name} cannot be opened{where}: {self.reason(error)}{self.retry.attempts_text()}"
+            f"{self.name} cannot be opened{where}: ", self.reason(error), self.retry.attempts_text()
         )
         failed.concerns_all = concerns_all(error)
         return failed

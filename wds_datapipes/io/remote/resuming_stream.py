@@ -246,8 +246,9 @@ class ResumingStream(RawStream):
         ):
             return
         failed = ShardReadError(
-            f"Reading {self._name} failed after {self._position} bytes: {self._remote.reason(error)}"
-            f"{self._retry.attempts_text()}"
+            f"Reading {self._name} failed after {self._position} bytes: ",
+            self._remote.reason(error),
+            self._retry.attempts_text(),
         )
         failed.concerns_all = concerns_all(error)
         try:

@@ -18,6 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch._utils import ExceptionWrapper
 
+from wds_datapipes.errors import WdsError
+from wds_datapipes.hints import Message
+
 #: The minimum size of an array that is kept out of band, in bytes.
 APART = 16 * 1024
 
@@ -199,6 +202,8 @@ class SendableError(ExceptionWrapper):
         super().__init__(sys.exc_info(), where)  # type: ignore[no-untyped-call]
         if not takes(ForkingPickler.dumps, self.exc_type):
             self.exc_type: type[BaseException] = RuntimeError  # the text contains the name of the class
+        raised = sys.exc_info()[1]
+        self._hinted = raised.args[0] if isinstance(raised, WdsError) and raised.hints else None
 
     def reraise(self) -> NoReturn:
         """Raise the exception again, or else a RuntimeError with the same message; the message has all information."""
@@ -209,5 +214,7 @@ class SendableError(ExceptionWrapper):
                 super().reraise()  # type: ignore[no-untyped-call]
             except Exception as error:  # a user's class may raise when called with a message
                 if type(error) is self.exc_type:
+                    if self._hinted is not None:
+                        error.args = (Message.of(str(error), self._hinted.parts),)
                     raise
         raise RuntimeError(text)

@@ -13,7 +13,6 @@ import numpy as np
 
 from wds_datapipes.arguments import check_choice, check_fields, check_integer, check_optional_integer
 from wds_datapipes.errors import EmptySourceError, StateError, plural
-from wds_datapipes.hints import spelled_for
 from wds_datapipes.index.format.index_lookup import shard_sizes
 from wds_datapipes.index.format.manifest import Manifest
 from wds_datapipes.index.format.options import AccessOptions, EpochOptions, Join
@@ -40,6 +39,7 @@ from wds_datapipes.received_epochs import Left, ReceivedEpochs, Rows
 from wds_datapipes.samples.fields import PADDING_MARK
 from wds_datapipes.shards.held_samples import NONE_AWAITED, Awaited
 from wds_datapipes.shards.position import Resharding, SamplePosition
+from wds_datapipes.signatures import spelled_for
 from wds_datapipes.types import Sample
 from wds_datapipes.user_warnings import warn_user
 
