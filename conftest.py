@@ -215,14 +215,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.fixture
 def program(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ended]:
     """Return a function that runs the command line in this process; any exception but an exit is raised."""
-    from wds_datapipes.cli import _app
+    from wds_datapipes.tools.cli import program
 
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
 
     def run(*arguments: str) -> Ended:
         out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO()
         with redirect_stdout(out), redirect_stderr(err):
-            code = _app.run(arguments)
+            code = program.run(arguments)
         out.flush()
         return Ended(code, out.buffer.getvalue().decode(errors="replace"), err.getvalue())
 

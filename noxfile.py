@@ -108,7 +108,7 @@ def tests(session: nox.Session) -> None:
 def stress(session: nox.Session) -> None:
     """Run the tests 20 times while all cores are busy, and count what failed; not those that must run alone.
 
-    `nox -s stress -- --times 5 tests/cli` runs some of them 5 times.
+    `nox -s stress -- --times 5 tests/tools/cli` runs some of them 5 times.
     """
     session.install("-c", CONSTRAINTS, "-e", ".[all]", *group("tests"))
     parser = argparse.ArgumentParser(prog="nox -s stress --")

@@ -26,7 +26,7 @@ from rich.table import Table
 from wds_datapipes import IndexedSamples, StatefulShards
 from wds_datapipes.index import EpochOptions, Manifest, build_indexes
 from wds_datapipes.index.order.sample_order import Order
-from wds_datapipes.runs.steps import RunSteps
+from wds_datapipes.tools.runs.steps import RunSteps
 from wds_datapipes.types import ShardInfo
 
 SHARDS, SAMPLES, STEP, GLOBAL_BATCH = 10**6, 10**4, 1_234_567, 4096

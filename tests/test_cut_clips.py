@@ -17,9 +17,9 @@ from media_files import HEIGHT, RATE, WIDTH, add_audio, frame_color, tone, write
 from wds_datapipes import ShardList, convert_shards, create_shards
 from wds_datapipes.codecs.media import VideoDecoder
 from wds_datapipes.errors import SampleSourceError
-from wds_datapipes.prepare.sources.image_folder import find_images
 from wds_datapipes.samples.keys import first_dot
 from wds_datapipes.testing import build_shard
+from wds_datapipes.tools.prepare.sources.image_folder import find_images
 
 PROGRAM = Path(__file__).parents[1] / "docs/examples/cut_clips.py"
 FRAMES, FPS, GOP = 130, 25, 12

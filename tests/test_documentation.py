@@ -18,7 +18,7 @@ from page_blocks import ROOT, blocks_of
 from page_runs import EXAMPLE, PAGES_OF_PEERS, environment, run_page
 from prepared_programs import prepared_programs
 
-from wds_datapipes.cli.demo import demo, write_photographs
+from wds_datapipes.tools.cli.demo import demo, write_photographs
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 #: The page whose commands are started as users start them.

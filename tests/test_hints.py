@@ -23,8 +23,8 @@ from wds_datapipes.errors import CorruptShardError, WdsError
 from wds_datapipes.hints import ARGUMENTS, END_MARKER, IGNORE_ZEROS, LIMITS, Hint
 from wds_datapipes.index import AccessOptions, IndexOptions, build_index, build_indexes, read_table, write_dali_index
 from wds_datapipes.loading.transport.serialization import SendableError
-from wds_datapipes.prepare.sources.image_folder import find_images
 from wds_datapipes.signatures import phrase_for
+from wds_datapipes.tools.prepare.sources.image_folder import find_images
 
 PACKAGE = Path(wds_datapipes.__file__).parent
 #: Advice to pass an argument.
@@ -80,8 +80,8 @@ CALLED: dict[str, dict[str, str]] = {
     "pipes/shards/shard_reading.py": {"open_shards": "load_wds_shards load_wds_records"},
     "pipes/shards/cache_wds_shards.py": {"max_bytes": "cache_wds_shards"},
     "pipes/shards/listing.py": {"buffer_size": ""},  # of torch's stage
-    "prepare/run_plan.py": {"cache_bytes": "AccessOptions"},
-    "prepare/sources/image_folder.py": {"has_classes": "find_images"},
+    "tools/plan/training_run.py": {"cache_bytes": "AccessOptions"},
+    "tools/prepare/sources/image_folder.py": {"has_classes": "find_images"},
     "samples/batching.py": {"crop": "ImageDecoder"},
     "samples/bucketing.py": {"on_error": "bucket_samples"},
     "samples/fields.py": {"missing": "to_tuple"},

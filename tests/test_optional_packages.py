@@ -15,13 +15,13 @@ from fsspec.registry import known_implementations  # type: ignore[import-untyped
 
 import wds_datapipes
 from wds_datapipes import DatasetSpec, ShardList, TarWriter
-from wds_datapipes.cli.plan import draw
 from wds_datapipes.codecs import media, plain_values
 from wds_datapipes.errors import MissingDependencyError
 from wds_datapipes.extras import DATALOADER2, NODES
 from wds_datapipes.io.remote.filesystem import EXTRAS
-from wds_datapipes.prepare.sources.imagenet import find_imagenet
 from wds_datapipes.testing import check_resume
+from wds_datapipes.tools.cli.plan import draw
+from wds_datapipes.tools.prepare.sources.imagenet import find_imagenet
 
 SOURCES = Path(wds_datapipes.__file__).parent
 ROOT = Path(__file__).parents[1]

@@ -97,6 +97,6 @@ print(*own & {*IterDataPipe.functions, *dir(IterDataPipe)})
     loaded = set(modules.split())
     assert {"wds_datapipes.pipes.shards.load_wds_shards", "wds_datapipes.shards.loading"} <= loaded
     unneeded = {"PIL", "html.parser", "sqlite3", "wds_datapipes.index", "wds_datapipes.io.remote.filesystem"}
-    unneeded |= {"wds_datapipes.prepare", "wds_datapipes.shard_cache", "wds_datapipes.writing"}
+    unneeded |= {"wds_datapipes.tools", "wds_datapipes.shard_cache", "wds_datapipes.writing"}
     assert loaded & unneeded == set()
     assert (unlisted, taken) == ("", "")

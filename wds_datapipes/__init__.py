@@ -42,11 +42,11 @@ if typing.TYPE_CHECKING:
     from wds_datapipes.loading.service.service import ShardReadingService
     from wds_datapipes.loading.stateful_dataset.dataset import StatefulShards
     from wds_datapipes.pipes.samples.indexed_samples import IndexedSamples
-    from wds_datapipes.prepare.convert import ConvertedShard, convert_shards
-    from wds_datapipes.prepare.create import create_shards
-    from wds_datapipes.prepare.stats import dataset_stats
-    from wds_datapipes.prepare.verify import verify_shards
-    from wds_datapipes.runs.steps import explain
+    from wds_datapipes.tools.prepare.convert import ConvertedShard, convert_shards
+    from wds_datapipes.tools.prepare.create import create_shards
+    from wds_datapipes.tools.prepare.stats import dataset_stats
+    from wds_datapipes.tools.prepare.verify import verify_shards
+    from wds_datapipes.tools.runs.steps import explain
     from wds_datapipes.writing import ShardWriter, TarWriter
 
     __version__: str
@@ -105,11 +105,11 @@ _LATER = {
         "loading.service.service": "ShardReadingService",
         "loading.stateful_dataset.dataset": "StatefulShards",
         "pipes.samples.indexed_samples": "IndexedSamples",
-        "prepare.convert": "ConvertedShard convert_shards",
-        "prepare.create": "create_shards",
-        "prepare.stats": "dataset_stats",
-        "prepare.verify": "verify_shards",
-        "runs.steps": "explain",
+        "tools.prepare.convert": "ConvertedShard convert_shards",
+        "tools.prepare.create": "create_shards",
+        "tools.prepare.stats": "dataset_stats",
+        "tools.prepare.verify": "verify_shards",
+        "tools.runs.steps": "explain",
         "writing": "ShardWriter TarWriter",
     }.items()
     for name in names.split()

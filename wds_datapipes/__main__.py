@@ -1,5 +1,5 @@
 """Runs the command line as ``python -m wds_datapipes``."""
 
-from wds_datapipes.cli import main
+from wds_datapipes.tools.cli import main
 
 main()

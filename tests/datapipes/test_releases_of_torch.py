@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from page_blocks import ROOT, blocks_of
 
-from wds_datapipes.cli.demo import write_photographs
+from wds_datapipes.tools.cli.demo import write_photographs
 
 #: The program of the README, and its continuation with DataLoader2.
 README = [block.text for block in blocks_of((ROOT / "README.md").read_text("utf-8")) if block.kind == "python"][:2]

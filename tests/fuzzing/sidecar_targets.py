@@ -21,12 +21,12 @@ from wds_datapipes.index.format.builder import build_index
 from wds_datapipes.index.format.index_file import HEAD, MAGIC, index_bytes, parse_index
 from wds_datapipes.index.format.manifest import Manifest, read_manifest, write_manifest
 from wds_datapipes.index.format.validity import check_index
-from wds_datapipes.index.interop import read_wids_index
 from wds_datapipes.on_error.policy import read_quarantine
 from wds_datapipes.shard_cache.entry import CopyFacts, Entry
 from wds_datapipes.shards.mixture_spec import read_mixture
 from wds_datapipes.shards.patterns import expand_braces
 from wds_datapipes.testing import build_shard
+from wds_datapipes.tools.interop import read_wids_index
 from wds_datapipes.types import ShardInfo
 from wds_datapipes.writing.journal import FinishedShard, ShardJournal
 

@@ -77,7 +77,7 @@ def main() -> None:
     sys.path.pop(0)  # the folder of this script
     for name in (*IMPORTED, *sys.argv[2:]):
         importlib.import_module(name)
-    from wds_datapipes.cli._app import COMMANDS, load_command
+    from wds_datapipes.tools.cli.program import COMMANDS, load_command
 
     for name in COMMANDS:
         load_command(name)
@@ -87,7 +87,7 @@ def main() -> None:
         return
     if asked["command"] == "wds-datapipes":
         sys.argv = asked["argv"]
-        importlib.import_module("wds_datapipes.cli").main()
+        importlib.import_module("wds_datapipes.tools.cli").main()
         return
     sys.argv = asked["argv"][1:]
     script = Path(sys.argv[0])

@@ -20,7 +20,7 @@ from nvidia.dali import fn, pipeline_def
 
 from wds_datapipes import ShardList
 from wds_datapipes.index import write_dali_index
-from wds_datapipes.index.interop import dali_index_url
+from wds_datapipes.tools.interop.dali_index import dali_index_url
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 FIELDS = ["jpg", "seg.png", "cls"]

@@ -38,9 +38,9 @@ from wds_datapipes import (
 from wds_datapipes.index import AccessOptions
 from wds_datapipes.io.openers import open_parts, open_url
 from wds_datapipes.loading.report import count_skipped
-from wds_datapipes.prepare.sample_spec import SampleSpec, UrlPart
-from wds_datapipes.prepare.shell_command import SampleCommand
 from wds_datapipes.testing import build_shard
+from wds_datapipes.tools.prepare.sample_spec import SampleSpec, UrlPart
+from wds_datapipes.tools.prepare.shell_command import SampleCommand
 from wds_datapipes.types import ShardInfo
 
 SECRET = "Zq7x+y/z=='s 7qZ"

@@ -102,7 +102,7 @@ from wds_datapipes import (  # noqa: E402
 )
 from wds_datapipes.index import build_indexes  # noqa: E402
 from wds_datapipes.index.format.options import AccessOptions  # noqa: E402
-from wds_datapipes.prepare.sources.image_folder import find_images  # noqa: E402
+from wds_datapipes.tools.prepare.sources.image_folder import find_images  # noqa: E402
 
 FOUND: dict[str, Any] = {}
 

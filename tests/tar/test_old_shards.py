@@ -11,9 +11,9 @@ import pytest
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from wds_datapipes import ShardWriter, convert_shards
-from wds_datapipes.prepare.create import create_shards
-from wds_datapipes.prepare.sources.listing import Recipe
 from wds_datapipes.testing import build_shard
+from wds_datapipes.tools.prepare.create import create_shards
+from wds_datapipes.tools.prepare.sources.listing import Recipe
 
 PATTERN = "out-%03d.tar"
 pytestmark = pytest.mark.usefixtures("folder")

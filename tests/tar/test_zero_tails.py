@@ -16,8 +16,8 @@ from wds_datapipes import ReadLimits, ShardList, convert_shards
 from wds_datapipes.errors import ConversionError, CorruptShardError, ShardError, TruncatedShardError
 from wds_datapipes.index import IndexOptions
 from wds_datapipes.index.format.builder import build_index
-from wds_datapipes.prepare.shard_contents import ScanOptions, read_contents
 from wds_datapipes.testing import build_shard
+from wds_datapipes.tools.prepare.shard_contents import ScanOptions, read_contents
 
 RECORD = 20 * 512
 END = bytes(1024)

@@ -10,8 +10,8 @@ import pytest
 import webdataset
 
 from wds_datapipes import ShardWriter
-from wds_datapipes.prepare.shard_contents import ScanKeywords, ScanOptions
-from wds_datapipes.prepare.shard_producer import RunKeywords, RunOptions
+from wds_datapipes.tools.prepare.shard_contents import ScanKeywords, ScanOptions
+from wds_datapipes.tools.prepare.shard_producer import RunKeywords, RunOptions
 from wds_datapipes.writing.options import WriteKeywords, WriteOptions
 
 

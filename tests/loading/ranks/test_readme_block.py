@@ -16,7 +16,7 @@ from PIL import Image
 
 from wds_datapipes import TarWriter
 from wds_datapipes.index import Manifest
-from wds_datapipes.prepare.run_plan import RunShape, plan_run
+from wds_datapipes.tools.plan.training_run import RunShape, plan_run
 from wds_datapipes.types import ShardInfo
 
 RANKS = 8

@@ -1,0 +1,1 @@
+"""Tools for datasets and runs: everything that a training process never imports."""

@@ -1,0 +1,209 @@
+"""The command ``plan``: what each host of a run reads and holds, before the run."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any
+
+from wds_datapipes.errors import StaleSidecarError, plural
+from wds_datapipes.extras import require
+from wds_datapipes.index.format.index_lookup import indexed_shards
+from wds_datapipes.index.format.manifest import Manifest, read_manifest
+from wds_datapipes.index.format.options import HELD_BYTES, AccessOptions
+from wds_datapipes.io.compression.formats import strip_shard_suffix
+from wds_datapipes.parallel.progress import human_bytes
+from wds_datapipes.tools.cli.printing import print_json, print_table
+from wds_datapipes.tools.cli.program import WrongUse
+from wds_datapipes.tools.cli.shared_options import StoreArguments, parse_bytes, parse_pairs, wrong_use
+from wds_datapipes.tools.plan.training_run import RunPlan, RunShape, plan_run
+
+#: Patterns of shards have such characters.
+WILD = re.compile(r"[{*?\[]|/$")
+#: What ``--compare`` can vary.
+COMPARED = ("lanes", "window_shards", "open_shards", "read_ahead", "cache_bytes", "hosts", "num_workers", "order")
+#: The figures of the table and of the plot, with their titles.
+FIGURES = {
+    "opens_per_sample": "opens per sample",
+    "shards_per_host": "shards per host",
+    "shards_per_batch": "shards per batch",
+    "bytes_per_epoch": "bytes of the last epoch",
+    "hit_rates": "hits",
+}
+
+
+def bytes_of(text: str) -> int | None:
+    """Return a number of bytes; None stands for no cache."""
+    return int(parse_bytes(text, "--cache-bytes")) if text != "none" else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunArguments(RunShape):
+    """The options that describe a run.
+
+    Run:
+        --hosts NUMBER: The number of hosts.
+        --ranks-per-host NUMBER: The number of ranks, such as GPUs, of each host.
+        --num-workers NUMBER: The number of workers of each rank.
+        --global-batch-size NUMBER: The number of samples in a batch of all ranks together.
+        --epochs NUMBER: The number of epochs.
+        --steps-per-s NUMBER: The number of steps per second.
+        --seed NUMBER: The seed of the run.
+
+    Order:
+        --order: The order of the samples.
+        --lanes NUMBER: The number of lanes.
+        --window-shards NUMBER: The number of shards shuffled together.
+        --remainder: What to do with the samples after the last whole batch.
+        --open-shards NUMBER: The maximum number of shards that a process keeps open.
+        --read-ahead BYTES: The size of the samples that a process reads ahead, such as 128MB.
+        --cache-bytes BYTES: The space for copies on each host, such as 4TB; without it, there is no cache.
+    """
+
+    read_ahead: Annotated[int, bytes_of] = HELD_BYTES
+    cache_bytes: Annotated[int, bytes_of] | None = None
+
+
+def plan(
+    dataset: list[str],
+    options: RunArguments,
+    stores: StoreArguments,
+    compare: list[str] | None = None,
+    plot: str | None = None,
+    price: float = 0.4,
+    index_dir: str | None = None,
+    json: bool = False,
+) -> None:
+    """Print what each host of a run reads and holds.
+
+    Also warns which arguments to change. Orders the samples of the first host as IndexedSamples does, and reads only
+    the manifest, or the indexes of the shards.
+
+    Options:
+        DATASET: The manifest of the dataset, written by `index --manifest`; or paths, URLs or patterns of shards that
+            have indexes, such as 'train-{000..099}.tar'.
+        --compare NAME=VALUES: Compare plans in a table, such as lanes=1,64,512; may be repeated, for all combinations.
+        --plot FILE: Draw the figures of --compare, as PNG, SVG or PDF; needs the extra "plot".
+        --price DOLLARS: The price of a million requests to the store.
+        --index-dir DIR: The folder of the indexes, if not next to their shards.
+        --json: Print the facts as JSON.
+    """
+    if plot and not compare:
+        raise WrongUse("--plot requires --compare, whose plans it draws")
+    manifest = find_manifest(dataset, stores, index_dir)
+    shapes = list(variants(options, compare or ()))
+    with wrong_use():
+        plans = [plan_run(manifest, shape) for shape, _ in shapes]
+    names = [" ".join(f"{name}={value}" for name, value in varied.items()) for _, varied in shapes]
+    if json:
+        print_json([{**asdict(shape), **asdict(each)} for (shape, _), each in zip(shapes, plans, strict=True)])
+    elif compare:
+        print_table([("", *FIGURES.values()), *(row_of(name, each) for name, each in zip(names, plans, strict=True))])
+    else:
+        print_plan(options, plans[0], price)
+    if plot:
+        draw(plot, names, plans)
+    for name, each in zip(names, plans, strict=True):
+        for warning in each.warnings if not json else ():
+            sys.stdout.write(f"Warning: {name}{': ' if name else ''}{warning}\n")
+
+
+def find_manifest(dataset: list[str], stores: StoreArguments, index_dir: str | None) -> Manifest:
+    """Return the manifest of a dataset, or one of its indexes if shards are named.
+
+    Raises:
+        MissingSidecarError: there is no such manifest.
+        ShardOpenError: there is no such shard.
+        StaleSidecarError: a shard has no valid index.
+    """
+    name = dataset[0]
+    if len(dataset) == 1 and strip_shard_suffix(name) == name and not WILD.search(name) and not Path(name).is_dir():
+        return read_manifest(name, storage_options=stores.store)
+    access = AccessOptions(index_dir=index_dir, indexes="require", storage_options=stores.store)
+    try:
+        return Manifest(indexed_shards(stores.list_shards(dataset), access))
+    except StaleSidecarError as error:
+        raise StaleSidecarError(f"{error}, or name the manifest that `index --manifest` has written") from None
+
+
+def variants(shape: RunShape, compare: Sequence[str]) -> list[tuple[RunShape, dict[str, str]]]:
+    """Return the shapes to compare and the values in which they differ."""
+    rule = f"--compare must be NAME=VALUES with one of the names {', '.join(COMPARED)}, each once"
+    pairs = parse_pairs(
+        [each.replace("-", "_", each.partition("=")[0].count("-")) for each in compare], "|".join(COMPARED), rule
+    )
+    found = []
+    parsers: dict[str, Callable[[str], Any]] = {"cache_bytes": bytes_of, "read_ahead": bytes_of, "order": str}
+    for values in product(*(text.split(",") for text in pairs.values())):
+        varied = dict(zip(pairs, values, strict=True))
+        with wrong_use("--compare: "):
+            parsed: dict[str, Any] = {name: parsers.get(name, int)(value) for name, value in varied.items()}
+            found.append((replace(shape, **parsed), varied))
+    return found
+
+
+def row_of(name: str, found: RunPlan) -> tuple[str, ...]:
+    """Return a row of the table of plans."""
+    return (
+        name,
+        f"{found.opens_per_sample:.4g}",
+        f"{found.shards_per_host[1]:,}",
+        f"{found.shards_per_batch:,}",
+        human_bytes(found.bytes_per_epoch[-1]),
+        f"{found.hit_rates[-1]:.1%}" if found.hit_rates else "-",
+    )
+
+
+def print_plan(shape: RunShape, found: RunPlan, price: float) -> None:
+    """Print the figures of a plan."""
+    requests = found.requests_per_s / shape.steps_per_s * found.steps
+    rows = [
+        ("ranks, workers", f"{shape.ranks:,}, {shape.ranks * shape.num_workers:,}"),
+        ("steps of an epoch", f"{found.steps:,}"),
+        ("samples that an epoch drops or repeats", f"{found.unread:,}"),
+        ("idle workers of a rank", f"{found.idle_workers:,}"),
+        ("shards of a batch", f"{found.shards_per_batch:,}"),
+        ("shards of a host, in an epoch", f"{found.shards_per_host[0]:,}"),
+        ("shards of a host, in all epochs", f"{found.shards_per_host[1]:,}"),
+        ("samples for each shard opened", f"{1 / found.opens_per_sample:,.4g}" if found.opens_per_sample else "-"),
+        ("requests per sample, without a cache", f"{found.requests_per_sample:.4g}"),
+        ("requests per second, without a cache", f"{found.requests_per_s:,.0f}"),
+        ("requests of an epoch, without a cache", f"{requests:,.0f}, {requests / 1e6 * price:,.2f} dollars"),
+        *(
+            (f"bytes to a host in epoch {epoch}", human_bytes(size))
+            for epoch, size in enumerate(found.bytes_per_epoch, 1)
+        ),
+        *((f"hits in epoch {epoch}", f"{rate:.1%}") for epoch, rate in enumerate(found.hit_rates, 1)),
+        ("copies of all shards of a host", human_bytes(found.cache_bytes)),
+        ("memory of a worker for reading", human_bytes(found.worker_bytes)),
+    ]
+    print_table(rows)
+    sys.stdout.write(f"{plural(len(found.warnings), 'warning')}\n")
+
+
+def draw(path: str, names: Sequence[str], plans: Sequence[RunPlan]) -> None:
+    """Draw the figures of some plans, one below the other."""
+    pyplot: Any = require("matplotlib.pyplot", extra="plot", purpose="draw plans")
+    pyplot.switch_backend("agg")
+    shown = {name: title for name, title in FIGURES.items() if name != "hit_rates" or plans[0].hit_rates}
+    figure, axes = pyplot.subplots(1, len(shown), figsize=(2.2 * len(shown) + 2, 0.4 * len(names) + 1.2), sharey=True)
+    texts = list(zip(*(row_of("", each)[1:] for each in plans), strict=True))
+    for axis, (name, title), labels in zip(axes, shown.items(), texts, strict=False):
+        values = [getattr(each, name) for each in plans]
+        bars = axis.barh(names, [value[-1] if isinstance(value, tuple) else value for value in values])
+        axis.bar_label(bars, labels, padding=2)
+        axis.set_title(title, fontsize="medium", loc="left")
+        axis.margins(x=0.3)
+        axis.tick_params(bottom=False, labelbottom=False, left=False)
+        axis.spines[:].set_visible(False)
+    axes[0].invert_yaxis()
+    try:
+        figure.savefig(path, bbox_inches="tight", dpi=150)
+    except (OSError, ValueError) as error:
+        raise WrongUse(f"--plot {path}: {error}") from None
+    finally:
+        pyplot.close(figure)

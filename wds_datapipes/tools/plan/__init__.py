@@ -1,0 +1,1 @@
+"""Planning: what a training run on many hosts will read and store."""
