@@ -19,7 +19,7 @@ PROGRAM = """
 from forked_ranks import on_ranks
 from torch.utils.data import DataLoader
 from wds_datapipes import ShardList, StatefulShards, testing
-from wds_datapipes.pipes.sharding import splitters
+from wds_datapipes.pipes.graph import graph_of
 def pipe():
     shards = ShardList("wds-datapipes-demo/train-{000..003}.tar").shuffle().sharding_filter()
     return shards.load_wds_shards().group_samples().to_tuple("__key__")
@@ -30,7 +30,7 @@ def read(loader):
         return str(error).strip().partition(". ")[2]
 def read_whole(rank):
     whole = pipe()
-    next(splitters(whole)).apply_sharding(1, 0)
+    graph_of(whole).splitters[0].apply_sharding(1, 0)
     return read(DataLoader(pipe(), batch_size=None)), read(whole) == count
 if __name__ == "__main__":
     count = len(list(pipe()))

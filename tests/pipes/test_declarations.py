@@ -25,8 +25,8 @@ from wds_datapipes import Member, ShardList, Stage
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.declarations import PROMISES, Declarations
 from wds_datapipes.pipes.foreign_stages import STAGES, declared
-from wds_datapipes.pipes.graph import PipelineGraph
-from wds_datapipes.pipes.inspection import count_yielded, loop_of, upstream
+from wds_datapipes.pipes.graph import PipelineGraph, graph_of
+from wds_datapipes.pipes.inspection import count_yielded, loop_of
 from wds_datapipes.pipes.state.pipeline_state import check_resharding, reshard_states, save_state
 from wds_datapipes.shards.position import Resharding
 
@@ -168,7 +168,7 @@ def subclass_of(kind: type[Any]) -> type[Any]:
 
 def with_subclasses(pipe: Any) -> Any:
     """Return the pipeline with each stage replaced by one of a trivial subclass."""
-    for stage in upstream(pipe):
+    for stage in graph_of(pipe).stages:
         if isinstance(stage, Stage):
             stage.__class__ = subclass_of(type(stage))
     return pipe
@@ -185,7 +185,7 @@ def after_some_items(pipe: Any) -> tuple[Any, Any, list[bool]]:
     with suppress(StateError):
         check_resharding(pipe)
         resharded = reshard_states(pipe, Resharding([state], lambda _: (), 3, range(3)))
-    readers = [stage for stage in upstream(pipe) if declared(stage).reads_members]
+    readers = [stage for stage in graph_of(pipe).stages if declared(stage).reads_members]
     return state, resharded, [count_yielded(reader) > 0 for reader in readers]
 
 

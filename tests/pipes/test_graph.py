@@ -11,7 +11,7 @@ from torchdata.dataloader2.graph import find_dps, list_dps, traverse_dps
 
 from wds_datapipes import ShardList
 from wds_datapipes.pipes.graph import PipelineGraph
-from wds_datapipes.pipes.inspection import name_of, upstream
+from wds_datapipes.pipes.inspection import name_of
 
 
 def shards(*, maps: int = 0) -> Any:
@@ -38,7 +38,7 @@ PIPES: dict[str, Callable[[], Any]] = {
 def test_seeds_are_drawn_in_the_order_of_torchdata(case: str) -> None:
     pipe = PIPES[case]()
     graph = traverse_dps(pipe)
-    assert [*map(id, upstream(pipe, nearest_first=True))] == [*map(id, list_dps(graph))]
+    assert [*map(id, PipelineGraph(pipe).nearest_first)] == [*map(id, list_dps(graph))]
     found = PipelineGraph(pipe)
     before, after = {*found.before_split}, {*map(id, found.after_split)}
     assert {*map(id, find_dps(graph, ShardingFilter))} <= before

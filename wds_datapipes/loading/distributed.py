@@ -20,7 +20,7 @@ from torch.utils.data import get_worker_info
 from wds_datapipes.errors import RankLostError, text_of
 from wds_datapipes.io.daemon_threads import start_call
 from wds_datapipes.loading.splitting import DataParallelGroup, Facts, check_facts_match, digest
-from wds_datapipes.pipes.inspection import upstream
+from wds_datapipes.pipes.graph import graph_of
 
 #: All ranks of the default process group share the data.
 ALL_RANKS = DataParallelGroup.of(True)
@@ -87,7 +87,7 @@ class Ranks:
         self.size, self.rank = ALL_RANKS.identity
         self.identity = group.identity
         self._timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
-        self._name = _number(f"alike/{self.size}/{digest(type(stage).__name__ for stage in upstream(pipe))}")
+        self._name = _number(f"alike/{self.size}/{digest(type(stage).__name__ for stage in graph_of(pipe).stages)}")
         self._address: tuple[str, int] | None = None
         self._meetings = ""
         self._host: Any = None  # the store of the meetings, even if the group is destroyed

@@ -22,9 +22,8 @@ from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
 from wds_datapipes.loading.torchdata_patches.local_functions import pickled_stages
 from wds_datapipes.pipes.foreign_stages import declared
-from wds_datapipes.pipes.graph import PipelineGraph
-from wds_datapipes.pipes.inspection import splits, takes_seed, upstream
-from wds_datapipes.pipes.stage import share_counters
+from wds_datapipes.pipes.graph import PipelineGraph, graph_of
+from wds_datapipes.pipes.inspection import splits, takes_seed
 from wds_datapipes.pipes.state.pipeline_state import load_state, next_epoch_state, save_state
 from wds_datapipes.pipes.state.replay import ReplayedItems
 from wds_datapipes.pipes.state.seeding import PlaceOfStage, derive_later_seeds
@@ -236,13 +235,13 @@ def seed_stages(pipe: Any, seed_generator: Any, place: PlaceInRun | None = None)
 def refuse_hidden_stages(pipe: Any) -> None:
     """Raise an error if only pickling finds a stage that draws random numbers or splits the data.
 
-    Neither could happen as the loader says. `upstream` finds stages without pickling: it searches attributes, and
+    Neither could happen as the loader says. `PipelineGraph` finds stages without pickling: it searches attributes, and
     lists, tuples and dicts in them.
 
     Raises:
         ValueError: there is such a stage.
     """
-    known = {id(stage) for stage in upstream(pipe)}
+    known = {id(stage) for stage in graph_of(pipe).stages}
     for stage in pickled_stages(pipe):
         if id(stage) not in known and (takes_seed(stage) or splits(stage)):
             raise ValueError(
@@ -326,7 +325,7 @@ class EpochRun:
             pipe = call_with_pipeline("worker_reset_fn", start.worker_reset_fn(pipe, start.info, start.seeds))
         guard_listings(pipe, seed)  # after these functions, so that they see only the user's stages
         if counters is not None:
-            share_counters(pipe, counters)
+            PipelineGraph(pipe).share_counters(counters)
         self.pipe = pipe
         self.items = ReplayedItems(pipe, start.replay_reason) if start.replay_reason else pipe
         load_state(self.items, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from torch.utils.data import get_worker_info
@@ -75,9 +75,8 @@ class LoaderBatches(SeededStage, EngineStage[Any]):
         # What a state compares.
         self.num_workers, self.seed, self.pipeline = run.workers, run.seed, descriptions(run.pipe)
 
-    @property
-    def replay_obstacle(self) -> str:  # type: ignore[override]  # it depends on the loader
-        """Why the loader cannot make its epoch again."""
+    def replay_obstacle(self, stages: Sequence[Any]) -> str:  # noqa: ARG002
+        """Return why the loader cannot make its epoch again."""
         _, run = self._hidden.value
         if run.seed is None:
             return "reads a loader that has no seed: call loader.seed(n) before you pass it to LoaderBatches"

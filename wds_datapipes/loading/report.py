@@ -16,7 +16,7 @@ from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import plural
 from wds_datapipes.parallel.progress import human_bytes
 from wds_datapipes.pipes.foreign_stages import declared
-from wds_datapipes.pipes.inspection import upstream
+from wds_datapipes.pipes.graph import graph_of
 
 LOGGER = logging.getLogger("wds_datapipes")
 
@@ -285,7 +285,7 @@ def count_skipped(pipe: IterDataPipe[Any]) -> Skipped:
         >>> len(list(pipe)), count_skipped(pipe).counts
         (1, {'wds_decode: DecodeError': 1})
     """
-    counters = {id(each): each for each in (declared(stage).counters for stage in upstream(pipe))}
+    counters = {id(each): each for each in (declared(stage).counters for stage in graph_of(pipe).stages)}
     return sum_skipped(each.skipped() for each in counters.values())
 
 

@@ -19,8 +19,9 @@ from torch.utils.data import get_worker_info
 from wds_datapipes.datapipes import SHARDING_PRIORITIES, IterDataPipe
 from wds_datapipes.errors import plural
 from wds_datapipes.pipes.foreign_stages import declared
-from wds_datapipes.pipes.inspection import call_of, sources_of, splits, upstream
-from wds_datapipes.pipes.sharding import groups_of, number_instances, splitters
+from wds_datapipes.pipes.graph import graph_of
+from wds_datapipes.pipes.inspection import call_of, sources_of, splits
+from wds_datapipes.pipes.sharding import groups_of, number_instances
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -77,7 +78,7 @@ def split_by_worker(pipe: Any, worker: Any, identity: RankIdentity = ONLY_RANK) 
     _split(pipe, worker.num_workers, worker.worker_id, SHARDING_PRIORITIES.MULTIPROCESSING)
     number_instances(pipe)
     ranks, rank = identity
-    for splitter in splitters(pipe) if ranks > 1 else ():
+    for splitter in graph_of(pipe).splitters if ranks > 1 else ():
         if not _takes_group(splitter):
             splitter.apply_sharding(ranks * worker.num_workers, worker.worker_id * ranks + rank)
     return pipe
@@ -89,11 +90,13 @@ def _split(pipe: Any, count: int, number: int, group: SHARDING_PRIORITIES) -> No
     Raises:
         RuntimeError: data that one stage has split would be split again by another one.
     """
-    for splitter in splitters(pipe):
-        if any(declared(stage).is_remote for stage in upstream(splitter)):
+    for splitter in graph_of(pipe).splitters:
+        if any(declared(stage).is_remote for stage in graph_of(splitter).stages):
             continue  # its items were already split between the workers
         splitter.apply_sharding(count, number, **({"sharding_group": group} if _takes_group(splitter) else {}))
-        if (first := next((each for source in sources_of(splitter) for each in splitters(source)), None)) is not None:
+        if (
+            first := next((each for source in sources_of(splitter) for each in graph_of(source).splitters), None)
+        ) is not None:
             names = f"{call_of(splitter)} comes after {call_of(first)}"
             raise RuntimeError(f"Sharding twice would lose data: {names}, which splits it already. Remove one of them")
 
@@ -113,13 +116,13 @@ SPLIT_TWICE = (
 def has_own_stage(data: Any) -> bool:
     """Whether a dataset is a pipeline with a stage of this package."""
     return isinstance(data, IterDataPipe) and any(
-        type(stage).__module__.partition(".")[0] == "wds_datapipes" for stage in upstream(data)
+        type(stage).__module__.partition(".")[0] == "wds_datapipes" for stage in graph_of(data).stages
     )
 
 
 def is_split_by_rank(pipe: Any) -> bool:
     """Whether the program, or torchdata's ``DistributedReadingService``, has already assigned this rank its share."""
-    return given_identity(pipe) != ONLY_RANK or any(map(groups_of, splitters(pipe)))
+    return given_identity(pipe) != ONLY_RANK or any(map(groups_of, graph_of(pipe).splitters))
 
 
 def advice_for_torchrun() -> str:
@@ -141,7 +144,7 @@ def is_called_by_accelerate() -> bool:
 
 def given_identity(pipe: Any) -> RankIdentity:
     """Return the rank that torchdata's ``DistributedReadingService`` has assigned to a pipeline."""
-    is_given = ranks_of_run() > 1 and any(declared(stage).syncs_ranks for stage in upstream(pipe))
+    is_given = ranks_of_run() > 1 and any(declared(stage).syncs_ranks for stage in graph_of(pipe).stages)
     return RankIdentity(dist.get_world_size(), dist.get_rank()) if is_given else ONLY_RANK
 
 
@@ -269,7 +272,7 @@ def check_replicated(pipe: Any, group: DataParallelGroup) -> None:
     Raises:
         ValueError: a stage gives each shard to one process.
     """
-    if group.is_replicated and any(declared(stage).claims_shards for stage in upstream(pipe)):
+    if group.is_replicated and any(declared(stage).claims_shards for stage in graph_of(pipe).stages):
         raise ValueError(
             f"{ranks_of_run()} ranks share the data between {group.identity.ranks}, so some must read the same, but "
             "DirectoryShards gives each shard to one process. List the shards with ShardList"
@@ -292,7 +295,7 @@ def facts_of(
         "ranks": f"shares the data between {group.identity.ranks} ranks",
         "lists": f"lists {' and '.join(lists)}" if lists else "",
     }
-    if group.is_replicated or any(map(splits, upstream(pipe))):  # the ranks read from one order
+    if group.is_replicated or any(map(splits, graph_of(pipe).stages)):  # the ranks read from one order
         if workers is not None:
             facts["workers"] = f"reads with {workers} workers" if workers > 1 else "reads with one process"
         if seed is not None:
@@ -319,7 +322,7 @@ def check_facts_match(rank: int, facts: Facts, other: int, others: Facts) -> Non
 
 def _lists(pipe: Any) -> list[Sequence[str]]:
     """Return the shard lists of the stages before the split, if they are known without reading."""
-    before = {id(stage): stage for splitter in splitters(pipe) for stage in upstream(splitter)}
+    before = {id(stage): stage for splitter in graph_of(pipe).splitters for stage in graph_of(splitter).stages}
     return [urls for stage in before.values() if (urls := declared(stage).known_list())]
 
 

@@ -89,7 +89,6 @@ class Declarations:
         derives_seeds: whether it derives the seeds of later passes from that of the first, as `SeededStage` does.
         can_rotate: whether it splits the data, and `rotate_assignment` can give it another worker's share.
         skipped_shards: the number of shards that it skips when it resumes.
-        replay_obstacle: why an epoch cannot be replayed, as a predicate of the stage; "" if it can.
         alternative: advice on what to use instead if it has no position; "" if there is none.
         ignored_arguments: the names of arguments that do not affect which samples are yielded.
         arguments_of_rank: the names of arguments that are divided between the ranks.
@@ -134,7 +133,6 @@ class Declarations:
     derives_seeds: bool = False
     can_rotate: bool = False
     skipped_shards: int = 0
-    replay_obstacle: str = ""
     alternative: str = ""
     ignored_arguments: frozenset[str] = frozenset()
     arguments_of_rank: frozenset[str] = frozenset()
@@ -212,11 +210,24 @@ class Declarations:
         """Whether the same worker on every rank has this state once it has yielded the same number of items."""
         return False
 
+    def replay_obstacle(self, stages: Sequence[Any]) -> str:  # noqa: ARG002
+        """Return why an epoch cannot be replayed, as a predicate of the stage; "" if it can.
+
+        Args:
+            stages: the stage and those before it.
+        """
+        return "continues from one epoch to the next" if self.spans_epochs else ""
+
     def number_instances(self) -> None:
         """Number the instances between which the stage splits the data as `instance_of` does."""
 
-    def rotate_assignment(self, turn: int) -> None:
-        """Rotate the assignment by ``turn`` workers, if this stage splits the data."""
+    def rotate_assignment(self, turn: int, stages: Sequence[Any]) -> None:
+        """Rotate the assignment by ``turn`` workers, if this stage splits the data.
+
+        Args:
+            turn: the number of workers.
+            stages: the stage and those before it.
+        """
 
     def unsplit(self) -> Any:
         """Return a copy of the stage that reads the list of shards before it is split, or None if that is unknown."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from wds_datapipes.datapipes import SHARDING_PRIORITIES, ShardingFilter, Shuffler
 from wds_datapipes.pipes.declarations import Declarations, instance_of
-from wds_datapipes.pipes.inspection import loop_of, takes_seed, upstream
+from wds_datapipes.pipes.inspection import loop_of, takes_seed
 
 #: The attribute of a ``.sharding_filter()`` that holds the rotation of its assignment.
 _ROTATION = "_wds_datapipes_turn"
@@ -91,8 +91,8 @@ class _ShardingFilter(ForeignStage):
         pipe.num_of_instances = instances
         pipe.instance_id = (instance + vars(pipe).get(_ROTATION, 0)) % instances
 
-    def rotate_assignment(self, turn: int) -> None:
-        if any(declared(stage).lanes > 1 for stage in upstream(self.pipe)):  # only between the workers of a rank
+    def rotate_assignment(self, turn: int, stages: Sequence[Any]) -> None:
+        if any(declared(stage).lanes > 1 for stage in stages):  # only between the workers of a rank
             turn *= self.pipe.groups.get(SHARDING_PRIORITIES.DISTRIBUTED, (1, 0))[0]
         vars(self.pipe)[_ROTATION] = turn
         self.number_instances()
@@ -126,9 +126,8 @@ class _Shuffler(ForeignStage):
 class _InMemoryCache(ForeignStage):
     restarts_once = False
 
-    @property
-    def replay_obstacle(self) -> str:  # type: ignore[override]  # it depends on the stages before
-        is_random = any(map(takes_seed, upstream(self.pipe)))
+    def replay_obstacle(self, stages: Sequence[Any]) -> str:
+        is_random = any(map(takes_seed, stages))
         return "keeps the order of the epoch in which it was filled" if is_random else ""
 
 

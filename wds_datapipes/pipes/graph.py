@@ -2,32 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Sequence
 from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
+from wds_datapipes.counters import Counters
 from wds_datapipes.errors import StateError
 from wds_datapipes.fingerprint import is_users
 from wds_datapipes.pipes.declarations import Declarations
 from wds_datapipes.pipes.foreign_stages import declared
-from wds_datapipes.pipes.inspection import call_of, loop_of, name_of, sources_of, splits, takes_seed, upstream
+from wds_datapipes.pipes.inspection import call_of, loop_of, name_of, sources_of, splits, takes_seed
 from wds_datapipes.pipes.stage import Stage
 
 
 class PipelineGraph:
     """The stages of a pipeline at the time of creation. Create a new graph if the pipeline changes.
 
+    A pipeline changes at three points of an epoch: a user's reset functions may return another one, and the loader
+    inserts stages. What follows from its stages is computed from the graph that was made there, as searching the
+    attributes of all stages takes longer.
+
     Args:
         pipe: the last stage.
+        sources: the sources of each stage by its ID, if they are known.
 
     Attributes:
         pipe: the last stage.
-        stages: all stages, each once, starting with the last, in the order of `upstream`.
+        stages: all stages, each once, starting with the last, branch by branch: every copy has the same order.
+        nearest_first: all stages by the number of stages in between, the order in which torchdata draws their seeds.
     """
 
-    def __init__(self, pipe: Any) -> None:
+    def __init__(self, pipe: Any, sources: dict[int, list[Any]] | None = None) -> None:
         self.pipe = pipe
-        self.stages = upstream(pipe)
+        self._sources = {} if sources is None else sources
+        self._parts = dict[int, PipelineGraph]()
+        found: dict[int, tuple[tuple[int, ...], Any]] = {id(pipe): ((), pipe)}
+        waiting = deque(found.values())
+        while waiting:
+            path, stage = waiting.popleft()
+            for number, source in enumerate(self.sources_of(stage)):
+                if id(source) not in found:
+                    found[id(source)] = (*path, number), source
+                    waiting.append(found[id(source)])
+        self.nearest_first = [stage for _, stage in found.values()]
+        self.stages = [stage for _, stage in sorted(found.values(), key=itemgetter(0))]
+
+    def sources_of(self, stage: Any) -> list[Any]:
+        """Return the stages that a stage of the pipeline reads from."""
+        if id(stage) not in self._sources:
+            self._sources[id(stage)] = [*sources_of(stage)]
+        return self._sources[id(stage)]
+
+    def at(self, stage: Any) -> PipelineGraph:
+        """Return the graph that ends with a stage of the pipeline."""
+        if stage is self.pipe:
+            return self
+        if id(stage) not in self._parts:
+            self._parts[id(stage)] = PipelineGraph(stage, self._sources)
+        return self._parts[id(stage)]
+
+    @cached_property
+    def splitters(self) -> list[Any]:
+        """The stages that split the data."""
+        return [stage for stage in self.stages if splits(stage)]
 
     @cached_property
     def before_split(self) -> dict[int, Any]:
@@ -35,16 +74,12 @@ class PipelineGraph:
 
         Like those of `after_split`, they are in the order in which torchdata draws their seeds.
         """
-        return {
-            id(stage): stage
-            for splitter in filter(splits, self.stages)
-            for stage in upstream(splitter, nearest_first=True)
-        }
+        return {id(stage): stage for splitter in self.splitters for stage in self.at(splitter).nearest_first}
 
     @property
     def after_split(self) -> list[Any]:
         """The stages that are not before a splitter."""
-        return [stage for stage in upstream(self.pipe, nearest_first=True) if id(stage) not in self.before_split]
+        return [stage for stage in self.nearest_first if id(stage) not in self.before_split]
 
     @cached_property
     def random_stages(self) -> list[Any]:
@@ -59,17 +94,17 @@ class PipelineGraph:
     @cached_property
     def chain(self) -> list[Any]:
         """The stages from the last one up to one with several sources, or none."""
-        return [*_chain_of(self.pipe)]
+        chain = [self.pipe]
+        while len(sources := self.sources_of(chain[-1])) == 1:
+            chain += sources
+        return chain
 
     @property
     def replay_obstacle(self) -> str:
         """Why the seeds do not determine an epoch, so that it cannot be replayed; "" if they do."""
         for stage in self.stages:
-            known = declared(stage)
-            if known.spans_epochs:
-                return f"{name_of(stage)} continues from one epoch to the next"
-            if known.replay_obstacle:
-                return f"{name_of(stage)} {known.replay_obstacle}"
+            if obstacle := declared(stage).replay_obstacle(self.at(stage).stages):
+                return f"{name_of(stage)} {obstacle}"
         return ""
 
     def stateful_stages(self) -> list[Any]:
@@ -80,26 +115,28 @@ class PipelineGraph:
         Raises:
             StateError: the position is unknown, or a stage holds samples back and has no state.
         """
-        return _stateful(self.pipe, [])
+        return _stateful(self, [])
+
+    def share_counters(self, counters: Counters) -> None:
+        """Make all stages update the same counters; loaders call this at the beginning of an epoch."""
+        for stage in self.stages:
+            declared(stage).counters = counters
 
 
-def _chain_of(pipe: Any) -> Iterator[Any]:
-    """Yield a stage and those before it, up to one with several sources, or none."""
-    sources = [pipe]
-    while len(sources) == 1:
-        yield sources[0]
-        sources = list(sources_of(sources[0]))
+def graph_of(pipe: Any) -> PipelineGraph:
+    """Return the graph of a pipeline, given its last stage or the graph itself."""
+    return pipe if isinstance(pipe, PipelineGraph) else PipelineGraph(pipe)
 
 
-def _stateful(pipe: Any, later_stages: Sequence[Any]) -> list[Any]:
+def _stateful(graph: PipelineGraph, later_stages: Sequence[Any]) -> list[Any]:
     """Return the stages of a pipeline that have a state, from the first to the last.
 
     Args:
-        pipe: the pipeline.
+        graph: the pipeline.
         later_stages: the stages after it, starting with the last.
     """
     later, found = list(later_stages), list[Any]()
-    for stage in _chain_of(pipe):
+    for stage in graph.chain:
         known = declared(stage)
         known.check_position()
         _check_declarations(stage, known, later)
@@ -108,15 +145,15 @@ def _stateful(pipe: Any, later_stages: Sequence[Any]) -> list[Any]:
             found.append(stage)
         for branch in known.nested_sources():
             _refuse_spanning(
-                branch, f", so it has no position before {name_of(stage)}. Put it at the end of the pipeline"
+                graph.at(branch), f", so it has no position before {name_of(stage)}. Put it at the end of the pipeline"
             )
-            _stateful(branch, later)
+            _stateful(graph.at(branch), later)
         if known.has_position or known.nested_sources():
             return found[::-1]
         if known.reads_shards:
             break
     else:
-        count = len(list(sources_of(stage)))
+        count = len(graph.sources_of(stage))
         what = f"has {count} sources" if count else "has no source and is not .load_wds_shards()"
         raise StateError(f"{type(stage).__name__} {what}, so the position of the pipeline in its shards is unknown")
     raise StateError(
@@ -133,11 +170,12 @@ def check_shard_list(pipe: Any) -> None:
     Raises:
         StateError: the seeds of an epoch do not determine the list.
     """
+    graph = graph_of(pipe)
     _refuse_spanning(
-        pipe, ", but before .load_wds_shards() the seeds must determine each epoch. Put it after .group_samples()"
+        graph, ", but before .load_wds_shards() the seeds must determine each epoch. Put it after .group_samples()"
     )
-    for stage in upstream(pipe):
-        if not declared(stage).restarts_once and any(map(takes_seed, upstream(stage)[1:])):
+    for stage in graph.stages:
+        if not declared(stage).restarts_once and any(map(takes_seed, graph.at(stage).stages[1:])):
             raise StateError(
                 f"{name_of(stage)} does not restart its source exactly once per epoch, and a stage before it draws "
                 "random numbers, so the seed does not determine the order of the shards. Put "
@@ -145,13 +183,13 @@ def check_shard_list(pipe: Any) -> None:
             )
 
 
-def _refuse_spanning(source: Any, advice: str) -> None:
+def _refuse_spanning(graph: PipelineGraph, advice: str) -> None:
     """Check that a source does not continue from one epoch to the next.
 
     Raises:
         StateError: it continues.
     """
-    for stage in upstream(source):
+    for stage in graph.stages:
         if declared(stage).spans_epochs:
             raise StateError(f"{name_of(stage)} continues from one epoch to the next{advice}")
 

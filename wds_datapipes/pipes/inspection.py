@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections import deque
 from collections.abc import Iterable, Iterator
-from operator import itemgetter
 from typing import Any
 
 from wds_datapipes.datapipes import IterDataPipe, MapDataPipe
@@ -98,25 +96,6 @@ def takes_seed(stage: object) -> bool:
 def splits(stage: object) -> bool:
     """Whether a stage of any package splits the data between ranks and workers."""
     return inspect.ismethod(getattr(stage, "apply_sharding", None))
-
-
-def upstream(pipe: Any, *, nearest_first: bool = False) -> list[Any]:
-    """Return a stage and all stages before it, each once, branch by branch: every copy has the same order.
-
-    Args:
-        pipe: the last stage.
-        nearest_first: order them by the number of stages in between, as torchdata does when it draws seeds.
-    """
-    found: dict[int, tuple[tuple[int, ...], Any]] = {id(pipe): ((), pipe)}
-    waiting = deque(found.values())
-    while waiting:
-        path, stage = waiting.popleft()
-        for number, source in enumerate(sources_of(stage)):
-            if id(source) not in found:
-                found[id(source)] = (*path, number), source
-                waiting.append(found[id(source)])
-    ordered = found.values() if nearest_first else sorted(found.values(), key=itemgetter(0))
-    return [stage for _, stage in ordered]
 
 
 def sources_of(stage: Any) -> Iterator[Any]:

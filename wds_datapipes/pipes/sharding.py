@@ -14,7 +14,8 @@ from wds_datapipes.datapipes import SHARDING_PRIORITIES, IterDataPipe, graph
 from wds_datapipes.errors import StateError, plural
 from wds_datapipes.pipes.declarations import Groups, instance_of
 from wds_datapipes.pipes.foreign_stages import declared
-from wds_datapipes.pipes.inspection import call_of, count_yielded, name_of, sources_of, splits, upstream
+from wds_datapipes.pipes.graph import graph_of
+from wds_datapipes.pipes.inspection import call_of, count_yielded, name_of, sources_of, splits
 from wds_datapipes.pipes.stage import EngineStage
 from wds_datapipes.types import Instance
 from wds_datapipes.user_warnings import warn_user
@@ -71,7 +72,7 @@ def number_instances(pipe: Any) -> None:
     If ranks and workers are set separately, torch numbers all workers of rank 0 first. The rotation of
     `rotate_assignments` is kept.
     """
-    for splitter in splitters(pipe):
+    for splitter in graph_of(pipe).splitters:
         declared(splitter).number_instances()
 
 
@@ -129,8 +130,9 @@ def rotate_assignments(pipe: Any, turn: int) -> None:
         pipe: the source of such a stage. Stages before it that count their own passes start from this rotation.
         turn: the rotation.
     """
-    for stage in _rotating_stages(pipe):
-        declared(stage).rotate_assignment(turn)
+    graph = graph_of(pipe)
+    for stage in _rotating_stages(graph):
+        declared(stage).rotate_assignment(turn, graph.at(stage).stages)
 
 
 def rotation_period(pipe: Any) -> int:
@@ -141,11 +143,11 @@ def rotation_period(pipe: Any) -> int:
 
 def _rotating_stages(pipe: Any) -> Iterator[Any]:
     """Yield a stage and those before it, except for stages whose items belong to the same instance in all passes."""
-    fixed: set[int] = set()
-    for stage in upstream(pipe):
+    fixed, graph = set[int](), graph_of(pipe)
+    for stage in graph.stages:
         if id(stage) not in fixed:
             if declared(stage).spans_epochs or declared(stage).keeps_share:
-                fixed.update(map(id, upstream(stage)))
+                fixed.update(map(id, graph.at(stage).stages))
             else:
                 yield stage
 
@@ -166,12 +168,14 @@ def rank_and_worker_of(groups: Groups) -> Instance:
 
 def find_rank_and_worker(pipe: Pipe) -> Instance:
     """Return the rank and the worker of a pipeline, from the stages that split its data."""
-    return next((rank_and_worker_of(groups) for groups in map(groups_of, splitters(pipe)) if groups), Instance())
+    return next(
+        (rank_and_worker_of(groups) for groups in map(groups_of, graph_of(pipe).splitters) if groups), Instance()
+    )
 
 
 def find_process(pipe: Pipe) -> Instance:
     """Return the rank and worker of this process, from the stages that split the data, or else from torch."""
-    if groups := next(filter(None, map(groups_of, splitters(pipe))), None):
+    if groups := next(filter(None, map(groups_of, graph_of(pipe).splitters)), None):
         return rank_and_worker_of(groups)
     info, in_group = get_worker_info(), dist.is_available() and dist.is_initialized()
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if in_group else (0, 1)
@@ -180,10 +184,11 @@ def find_process(pipe: Pipe) -> Instance:
 
 def has_no_shards(pipe: Pipe) -> bool:
     """Whether a stage with a fixed assignment had nothing to assign to this instance."""
-    rotating = {id(stage) for stage in _rotating_stages(pipe) if declared(stage).can_rotate}
+    graph = graph_of(pipe)
+    rotating = {id(stage) for stage in _rotating_stages(graph) if declared(stage).can_rotate}
     return any(
-        not _has_yielded(splitter) and any(map(_has_yielded, sources_of(splitter)))
-        for splitter in splitters(pipe)
+        not _has_yielded(splitter) and any(map(_has_yielded, graph.sources_of(splitter)))
+        for splitter in graph.splitters
         if id(splitter) not in rotating
     )
 
@@ -198,18 +203,13 @@ def refuse_remote(pipe: Pipe, what: str) -> None:
     Raises:
         RuntimeError: the source is remote.
     """
-    for stage in upstream(pipe):
+    for stage in graph_of(pipe).stages:
         if declared(stage).is_remote:
             raise RuntimeError(
                 f"{what} must be able to restart its source at any time, but its source is in another process, which "
                 "restarts only when the loader starts an epoch. Put this stage before the one that stays in the main "
                 "process."
             )
-
-
-def splitters(pipe: Pipe) -> Iterator[Any]:
-    """Yield the stages of a pipeline that split the data."""
-    return filter(splits, upstream(pipe))
 
 
 def unsplit(pipe: Any) -> Any:
@@ -269,7 +269,7 @@ def warn_of_copies(pipe: Any) -> None:
     Raises:
         RuntimeError: no loader has split the data, and the loader of this release of torch does not support pipelines.
     """
-    found = list(splitters(pipe))
+    found = graph_of(pipe).splitters
     info = get_worker_info()
     hidden = next((each for each in found if groups_of(each) == {}), None)
     if hidden is None:

@@ -8,7 +8,6 @@ from functools import update_wrapper
 from typing import Any, Generic, TypeVar
 
 from wds_datapipes.arguments import check_call, checks_calls
-from wds_datapipes.counters import Counters
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.datapipes.iteration import checked
 from wds_datapipes.errors import StateError
@@ -16,7 +15,7 @@ from wds_datapipes.foreign_names import explain_name
 from wds_datapipes.on_error.policy import CountedErrors, check_on_error
 from wds_datapipes.pipes.declarations import Declarations
 from wds_datapipes.pipes.foreign_stages import declared
-from wds_datapipes.pipes.inspection import name_of, sources_of, upstream
+from wds_datapipes.pipes.inspection import name_of, sources_of
 from wds_datapipes.samples.position_buffer import plain_state
 from wds_datapipes.shards.held_samples import NONE_AWAITED, Awaited, ItemCounter
 from wds_datapipes.shards.position import SamplePosition
@@ -295,13 +294,6 @@ def position_reader_of(pipe: Any) -> Callable[[], SamplePosition] | None:
             return None
         pipe = sources[0]
     return reader
-
-
-def share_counters(pipe: Any, counters: Counters) -> None:
-    """Make all stages of a pipeline update the same counters; loaders call this at the beginning of an epoch."""
-    for stage in upstream(pipe):
-        if isinstance(stage, Stage):
-            stage.counters = counters
 
 
 def register_stage(name: str) -> Callable[[C], C]:

@@ -11,7 +11,7 @@ from typing import Any
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.loading.epoch import EpochRun, EpochSeeds, EpochStart
 from wds_datapipes.loading.splitting import RankIdentity, WorkerIdentity, split_by_rank, split_by_worker
-from wds_datapipes.pipes.sharding import splitters
+from wds_datapipes.pipes.graph import graph_of
 from wds_datapipes.redaction import short_repr
 from wds_datapipes.seeds import SeedGenerator
 
@@ -81,7 +81,9 @@ def check_coverage(
             found = owners.get(item, [])
             if len(found) != expected[item]:
                 advice = (
-                    "" if [*splitters(pipe)] else ". No stage splits the data: add .sharding_filter() to the shards"
+                    ""
+                    if graph_of(pipe).splitters
+                    else ". No stage splits the data: add .sharding_filter() to the shards"
                 )
                 raise AssertionError(
                     f"Epoch {epoch}: {item!r} should occur {_times(expected[item])}, but occurs {_times(len(found))} "

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.loading.epoch import seed_stages
 from wds_datapipes.loading.torchdata_patches.local_functions import pickled_stages
-from wds_datapipes.pipes.inspection import upstream
+from wds_datapipes.pipes.graph import graph_of
 from wds_datapipes.seeds import SeedGenerator
 
 
@@ -59,7 +59,7 @@ def check_stage(make_pipe: Callable[[], IterDataPipe[Any]]) -> None:
     received = list(loader)
     assert len(received) == len(expected), f"{name} yields {len(received)} of {len(expected)} items in a worker"
 
-    found, known = ({id(each): each for each in some} for some in (pickled_stages(pipe), upstream(pipe)))
+    found, known = ({id(each): each for each in some} for some in (pickled_stages(pipe), graph_of(pipe).stages))
     assert found == known, f"{name} stores its sources where loaders do not find them: {[*found.values()]}"
 
 

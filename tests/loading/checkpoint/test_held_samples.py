@@ -19,7 +19,7 @@ from wds_datapipes import ErrorBudget, IndexedSamples, ShardList, Stage, Statefu
 from wds_datapipes.counters import sum_skipped
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import checkpoints_in
-from wds_datapipes.pipes.inspection import upstream
+from wds_datapipes.pipes.graph import graph_of
 from wds_datapipes.shards.position import unpack_positions
 from wds_datapipes.testing import build_shard
 
@@ -233,7 +233,7 @@ def resumed(build: Build, cut: int = 7) -> tuple[list[str], Any]:
 
 def skipped_by(data: Any) -> Any:
     """Return the numbers of items that the stages of a dataset have skipped."""
-    counters = {id(each.counters): each.counters for each in upstream(data.pipe) if isinstance(each, Stage)}
+    counters = {id(each.counters): each.counters for each in graph_of(data.pipe).stages if isinstance(each, Stage)}
     return sum_skipped(each.skipped() for each in counters.values()).counts
 
 

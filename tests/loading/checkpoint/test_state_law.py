@@ -22,7 +22,7 @@ from torch.utils.data import IterDataPipe
 from wds_datapipes import ShardList
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.service.pinning import MemoryPinner
-from wds_datapipes.pipes.inspection import upstream
+from wds_datapipes.pipes.graph import graph_of
 
 Pipe = Any
 Build = Callable[[Pipe], Pipe]
@@ -272,7 +272,7 @@ def test_stages_that_yield_one_item_for_each_resume_exactly() -> None:
 
 def test_every_stage_of_this_package_is_in_a_table() -> None:
     builds = [*EXACT.values(), *REPLAYED.values(), *STREAMS.values(), one_for_one]
-    swept = {kind.__name__ for build in builds for stage in upstream(build()) for kind in type(stage).__mro__}
+    swept = {kind.__name__ for build in builds for stage in graph_of(build()).stages for kind in type(stage).__mro__}
     functions: list[Any] = [getattr(each, "__wrapped__", None) for each in IterDataPipe.functions.values()]
     own = {each.__name__ for each in functions if getattr(each, "__module__", "").startswith("wds_datapipes.")}
     assert own - swept == ELSEWHERE

@@ -13,7 +13,7 @@ from torchdata.datapipes.iter import IterableWrapper
 
 from wds_datapipes import ShardList, ShardReadingService
 from wds_datapipes.errors import StateError
-from wds_datapipes.pipes.inspection import upstream
+from wds_datapipes.pipes.graph import graph_of
 from wds_datapipes.testing import build_shard
 
 #: torch warns about lambdas when they are passed.
@@ -54,7 +54,7 @@ def test_local_functions_run_without_workers_and_in_forked_ones(
 
 def test_a_loader_has_its_own_copy_of_what_a_pipeline_holds() -> None:
     pipe = with_lambda(1)
-    numbers: Any = next(stage for stage in upstream(pipe) if isinstance(stage, IterableWrapper))
+    numbers: Any = next(stage for stage in graph_of(pipe).stages if isinstance(stage, IterableWrapper))
     numbers.iterable = numbers_of_user = [1, 2]
     loader = DataLoader2(pipe, reading_service=ShardReadingService())
     numbers_of_user.append(3)

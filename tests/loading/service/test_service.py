@@ -22,7 +22,7 @@ from torchdata.datapipes.map import SequenceWrapper
 from users_stages import InMain, Unchanged
 
 from wds_datapipes import ShardReadingService
-from wds_datapipes.pipes.inspection import upstream
+from wds_datapipes.pipes.graph import PipelineGraph
 
 Pipe = IterDataPipe[Any]
 Item = tuple[int, int]
@@ -278,7 +278,7 @@ def test_the_last_stage_of_the_main_process_is_the_users() -> None:
         first = [*iterator, *loader]
         torch.manual_seed(1)
         assert [*loader, *loader] == first
-        (gain,) = [stage for stage in upstream(loader.datapipe) if type(stage) is Gain]
+        (gain,) = [stage for stage in PipelineGraph(loader.datapipe).stages if type(stage) is Gain]
         assert gain.yielded == 80
         gain.set_factor(100)
         assert sorted(loader) == [100 * number for number in range(20)]

@@ -19,7 +19,7 @@ from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
 from wds_datapipes import DatasetSpec, ShardList, ShardReadingService, StatefulShards, merge_states, register_opener
 from wds_datapipes.errors import ChangedShardError
-from wds_datapipes.pipes.inspection import upstream
+from wds_datapipes.pipes.graph import graph_of
 from wds_datapipes.pipes.state.shard_order import ShardOrder, guard_listings, remove_listings
 
 Pipe = IterDataPipe[Any]
@@ -87,13 +87,13 @@ def test_a_share_of_a_long_list_is_what_iterating_yields(shuffle: Any) -> None:
     """In 40 ms, including the digest of the list, a worker of 4,096 finds its 244 of a million shards."""
     urls = ShardList(PATTERN)
     list_of: Any = urls if shuffle is iter else shuffle(urls)
-    for stage in (each for each in upstream(list_of) if each is not urls):
+    for stage in (each for each in graph_of(list_of).stages if each is not urls):
         stage.set_seed(7)
     whole = list(list_of)
     for count, first in ((1, 0), (7, 3), (4096, 5), (SHARDS + 1, SHARDS)):
         pipe = list_of.sharding_filter()
         pipe.apply_sharding(count, first)
-        for stage in (each for each in upstream(list_of) if each is not urls):
+        for stage in (each for each in graph_of(list_of).stages if each is not urls):
             stage.set_seed(7)
         guard_listings(pipe, 0)
         listing = pipe.source_datapipe

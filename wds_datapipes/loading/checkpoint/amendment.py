@@ -12,7 +12,7 @@ from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import OF_RANK, Checkpoint, WorkerState
 from wds_datapipes.loading.checkpoint.resharding import check_complete, place_of
 from wds_datapipes.pipes.foreign_stages import declared
-from wds_datapipes.pipes.inspection import upstream
+from wds_datapipes.pipes.graph import graph_of
 from wds_datapipes.pipes.state.description import FREE, difference, run_source
 from wds_datapipes.pipes.state.pipeline_state import refusing_corrupt_states
 
@@ -33,7 +33,7 @@ def _with_exclusions(pipe: Any, phases: list[dict[str, Any]], epoch: int, positi
     Raises:
         StateError: previously excluded samples return.
     """
-    found = [each for stage in upstream(pipe) if (each := declared(stage).exclusions) is not None]
+    found = [each for stage in graph_of(pipe).stages if (each := declared(stage).exclusions) is not None]
     return found[0].together(found[1:]).extend(phases, epoch, position) if found else phases
 
 

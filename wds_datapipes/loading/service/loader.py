@@ -27,7 +27,7 @@ from wds_datapipes.loading.torchdata_api import DataLoader2, DistributedReadingS
 from wds_datapipes.loading.torchdata_patches.local_functions import copy_pipeline, find_local_classes
 from wds_datapipes.loading.workers.loop_items import users_part
 from wds_datapipes.pipes.foreign_stages import declared
-from wds_datapipes.pipes.inspection import upstream
+from wds_datapipes.pipes.graph import graph_of
 from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.pipes.state.pipeline_state import refusing_corrupt_states
 from wds_datapipes.types import Instance
@@ -247,7 +247,7 @@ def length_of_rank(pipe: Any, rank: int, ranks: int, workers: int) -> int:
     length = 0
     for worker in range(workers):
         split_by_worker(pipe, WorkerIdentity(workers, worker), own)
-        for stage in upstream(pipe):  # divides lengths that are declared for the whole rank
+        for stage in graph_of(pipe).stages:  # divides lengths that are declared for the whole rank
             declared(stage).share_length(Instance(rank, workers, worker))
         length += len(pipe)
     return length

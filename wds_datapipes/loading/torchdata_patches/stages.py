@@ -12,8 +12,9 @@ from torchdata.datapipes.iter import Cycler
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import EmptySourceError, WorkerDiedError
 from wds_datapipes.loading.workers.connection import set_reader
+from wds_datapipes.pipes.graph import graph_of
 from wds_datapipes.pipes.inspection import count_yielded, name_of, sources_of
-from wds_datapipes.pipes.sharding import groups_of, rank_and_worker_of, rotation_period, splitters
+from wds_datapipes.pipes.sharding import groups_of, rank_and_worker_of, rotation_period
 from wds_datapipes.samples.epochs import EMPTY_PASSES
 
 
@@ -50,7 +51,7 @@ def has_no_share(pipe: Any) -> bool:
     Raises:
         EmptySourceError: no worker of this rank has a share.
     """
-    for splitter in splitters(pipe):
+    for splitter in graph_of(pipe).splitters:
         if count_yielded(splitter) > 0:
             continue
         sources = [source for source in sources_of(splitter) if isinstance(source, IterDataPipe)]

@@ -13,7 +13,7 @@ from wds_datapipes.loading.transport.protocol import Kind
 from wds_datapipes.loading.transport.receiver import Receiver
 from wds_datapipes.loading.transport.sender import ReceiverGone, Sender
 from wds_datapipes.loading.workers.connection import WorkerConnection
-from wds_datapipes.pipes.inspection import upstream
+from wds_datapipes.pipes.graph import graph_of
 from wds_datapipes.pipes.stage import Stage, iterated_by_loader
 
 #: The maximum number of messages of the dispatching process that a worker has not used yet. They fit into the buffer of
@@ -225,4 +225,4 @@ class DispatchedItems(Stage[Any]):
 
 def dispatched_items(pipe: Any) -> DispatchedItems | None:
     """Return the stage of a worker's pipeline that receives the items of the dispatching process, if there is one."""
-    return next((stage for stage in upstream(pipe) if isinstance(stage, DispatchedItems)), None)
+    return next((stage for stage in graph_of(pipe).stages if isinstance(stage, DispatchedItems)), None)

@@ -112,7 +112,7 @@ class SampleMixer(SeededStage, SnapshotStage[Any]):
         known = all(position_reader_of(source) is not None for source in self.nested_sources())
         return self._position if known else None
 
-    def rotate_assignment(self, turn: int) -> None:
+    def rotate_assignment(self, turn: int, stages: Sequence[Any]) -> None:  # noqa: ARG002
         """Rotate the assignment of the sources by ``turn`` workers."""
         self._first_rotation = turn
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from wds_datapipes.pipes.foreign_stages import declared
-from wds_datapipes.pipes.inspection import upstream
+from wds_datapipes.pipes.graph import graph_of
 from wds_datapipes.pipes.sharding import find_rank_and_worker
 from wds_datapipes.pipes.stage import FunctionStage, SnapshotStage, position_reader_of
 from wds_datapipes.pipes.state.seeding import SeededStage
@@ -32,7 +32,7 @@ class SeedingStage(SeededStage, FunctionStage[T_co], SnapshotStage[T_co]):
     @property
     def has_state(self) -> bool:  # type: ignore[override]  # it depends on the stages before
         """Whether it counts items, because a user's stage may hold them back, so that their positions are unknown."""
-        for stage in upstream(self.source):
+        for stage in graph_of(self.source).stages:
             known = declared(stage)
             if known.position_reader() is not None:
                 return False
@@ -64,7 +64,7 @@ class SeedingStage(SeededStage, FunctionStage[T_co], SnapshotStage[T_co]):
             self.seeded_by,
             self._own_seed,
             rank_and_worker=(instance.rank, instance.worker),
-            repeats=any(declared(each).repeats_shards for each in upstream(self.source)),
+            repeats=any(declared(each).repeats_shards for each in graph_of(self.source).stages),
             counter=self._start_progress(ItemCounter()),
             position=None if self.has_state else position_reader_of(self.source),
         )

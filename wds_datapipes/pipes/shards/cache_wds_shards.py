@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from wds_datapipes.arguments import check_integer, check_optional_integer, check_path
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.pipes.foreign_stages import declared
-from wds_datapipes.pipes.inspection import upstream
+from wds_datapipes.pipes.graph import graph_of
 from wds_datapipes.pipes.stage import EngineStage, register_stage
 from wds_datapipes.redaction.signatures import without_signature
 
@@ -116,12 +116,12 @@ class ShardCacher(EngineStage[str]):
         verbose = os.environ.get(VERBOSE, "0") not in ("", "0")
         url_to_name = self.url_to_name or without_signature
         folder = CacheFolder(self.cache_dir, self.max_bytes, verbose=verbose, url_to_name=url_to_name)
-        if any(declared(stage).lanes > 1 for stage in upstream(self.source)):
+        if any(declared(stage).lanes > 1 for stage in graph_of(self.source).stages):
             self._passes = self._passes or Passes()
             self._passes.begin(folder.path)
             folder.priority = self._passes.priority
         # Requesting the next shard from DirectoryShards marks the last one as read, which may delete it.
-        prefetch = 0 if any(declared(stage).claims_shards for stage in upstream(self.source)) else self.prefetch
+        prefetch = 0 if any(declared(stage).claims_shards for stage in graph_of(self.source).stages) else self.prefetch
         yield from cache_wds_shards(self.source, folder, prefetch=prefetch, known=self._known)
 
     def __len__(self) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from wds_datapipes.arguments import check_choice
 from wds_datapipes.errors import SpecError
@@ -66,7 +68,6 @@ class DirectoryShards(FunctionStage[str]):
 
     is_stateless = False
     claims_shards = True
-    replay_obstacle = "reads shards that may be gone by then"
     function = staticmethod(take_files)
 
     def __init__(
@@ -95,6 +96,10 @@ class DirectoryShards(FunctionStage[str]):
         patterns = expand_braces(pattern)
         self.path = os.fspath(path)
         super().__init__(self.path, patterns=patterns, select=select, after=after, poll_s=poll_s, timeout_s=timeout_s)
+
+    def replay_obstacle(self, stages: Sequence[Any]) -> str:  # noqa: ARG002
+        """Return why an epoch cannot be replayed."""
+        return "reads shards that may be gone by then"
 
     def apply_sharding(self, num_of_instances: int, instance_id: int, sharding_group: object = None) -> None:
         """Do nothing, because claims split the shards; loaders call this, and reject a second stage that defines it."""

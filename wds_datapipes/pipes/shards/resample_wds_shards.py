@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from random import Random
+from typing import Any
 
 from wds_datapipes.arguments import check_integer, check_optional_integer
 from wds_datapipes.datapipes import IterDataPipe
@@ -56,7 +57,7 @@ class ShardResampler(SeededStage, SplittingStage[str]):
         self._rng = Random()
         self._empty_passes = EmptyPassGuard()
 
-    def rotate_assignment(self, turn: int) -> None:
+    def rotate_assignment(self, turn: int, stages: Sequence[Any]) -> None:  # noqa: ARG002
         """Rotate the shares of ``count`` by ``turn`` workers."""
         self.turn = turn
 

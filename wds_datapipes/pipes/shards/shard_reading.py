@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.pipes.foreign_stages import declared
-from wds_datapipes.pipes.inspection import name_of, upstream
+from wds_datapipes.pipes.graph import graph_of
+from wds_datapipes.pipes.inspection import name_of
 from wds_datapipes.pipes.sharding import unsplit, warn_of_copies
 from wds_datapipes.pipes.shards.shuffle import shuffle_whole_lists
 from wds_datapipes.pipes.stage import EngineStage
@@ -47,7 +48,7 @@ class ShardReadingStage(EngineStage[T_co]):
         """
         warn_of_copies(self.source)
         open_shards = self._options.open_shards
-        for stage in upstream(self.source) if open_shards > 1 else ():
+        for stage in graph_of(self.source).stages if open_shards > 1 else ():
             if declared(stage).claims_shards:
                 raise RuntimeError(
                     f"{self._options.stage}(open_shards={open_shards}) requests shards before it has read earlier "

@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from wds_datapipes.datapipes import IterDataPipe, Shuffler
 from wds_datapipes.pipes.foreign_stages import TORCH_BUFFER_SIZE, declared
-from wds_datapipes.pipes.inspection import library_of, sources_of, upstream
+from wds_datapipes.pipes.graph import graph_of
+from wds_datapipes.pipes.inspection import library_of, sources_of
 from wds_datapipes.pipes.state.shard_order import UrlList
 
 T_co = TypeVar("T_co", covariant=True)
@@ -86,7 +87,7 @@ def shuffle_whole_lists(source: IterDataPipe[Any]) -> None:
     Args:
         source: yields URLs of shards.
     """
-    for stage in upstream(source):
+    for stage in graph_of(source).stages:
         # A source of shards creates torch's stage only if this size was passed explicitly.
         is_default = declared(stage).is_default_shuffle and not declared(stage.datapipe).lists_shards
         if is_default and _ends(stage.datapipe):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from wds_datapipes.arguments import check_call
@@ -59,7 +59,6 @@ class SampleWriter(FunctionStage[ShardInfo]):
 
     is_stateless = False
     holds_items = True
-    replay_obstacle = "would write its samples again"
     alternative = "Resume with write_wds_shards(resume=True), which keeps a journal of the finished shards"
 
     def __init__(
@@ -84,6 +83,10 @@ class SampleWriter(FunctionStage[ShardInfo]):
             )
         check_call(".write_wds_shards()", ShardWriter.__init__, (None, pattern), written, hidden=1)
         ShardWriter(pattern, **{**written, "resume": False}, share=ALONE).close()
+
+    def replay_obstacle(self, stages: Sequence[Any]) -> str:  # noqa: ARG002
+        """Return why an epoch cannot be replayed."""
+        return "would write its samples again"
 
     @staticmethod
     def function(source: Iterable[Sample], pattern: str, **options: Any) -> Iterator[ShardInfo]:

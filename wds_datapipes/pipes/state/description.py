@@ -10,8 +10,8 @@ from wds_datapipes.errors import StateError
 from wds_datapipes.fingerprint import fingerprint, format_value, is_secret, is_users
 from wds_datapipes.io.read_limits import ReadLimits
 from wds_datapipes.pipes.foreign_stages import declared
-from wds_datapipes.pipes.graph import PipelineGraph
-from wds_datapipes.pipes.inspection import TORCH_ATTRIBUTES, splits, upstream
+from wds_datapipes.pipes.graph import graph_of
+from wds_datapipes.pipes.inspection import TORCH_ATTRIBUTES, splits
 from wds_datapipes.pipes.stage import OpaqueValue
 from wds_datapipes.pipes.state.seeding import SEED, SEEDS
 
@@ -35,8 +35,9 @@ def descriptions(pipe: Any) -> list[str]:
     unless a later stage counts items that they drop or combine; and arguments that the first stage with a state
     declares free.
     """
-    first, found, is_counted = first_stateful(pipe), list[str](), False
-    for stage in upstream(pipe):
+    graph = graph_of(pipe)
+    first, found, is_counted = first_stateful(graph), list[str](), False
+    for stage in graph.stages:
         known = declared(stage)
         if known.is_transparent:
             continue
@@ -44,7 +45,7 @@ def descriptions(pipe: Any) -> list[str]:
         if stage is not first:
             text = text.replace(FREE, "")
             is_free = known.is_stateless and (known.is_one_to_one or not is_counted)
-            if is_free and first is not None and first_stateful(stage) is not None:
+            if is_free and first is not None and first_stateful(graph.at(stage)) is not None:
                 text = FREE + text
         found.append(text)
         counts = known.has_state and not known.rereads_samples
@@ -55,7 +56,7 @@ def descriptions(pipe: Any) -> list[str]:
 def first_stateful(pipe: Any) -> Any:
     """Return the first stage of a pipeline that has a state; None if it has no position."""
     try:
-        return PipelineGraph(pipe).stateful_stages()[0]
+        return graph_of(pipe).stateful_stages()[0]
     except StateError:
         return None
 

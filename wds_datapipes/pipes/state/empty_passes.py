@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.pipes.foreign_stages import declared
-from wds_datapipes.pipes.inspection import count_yielded, iteration_of, name_of, upstream
+from wds_datapipes.pipes.graph import graph_of
+from wds_datapipes.pipes.inspection import count_yielded, iteration_of, name_of
 from wds_datapipes.samples.epochs import EMPTY_PASSES
 
 #: The maximum number of items that a stage of another package may read before yielding one.
@@ -87,7 +88,7 @@ def _waiting_for(stage: IterDataPipe[Any]) -> list[Any]:
         # Skip other frames: f_locals keeps all objects of a frame alive while its function runs.
         found = frame.f_locals.get("self") if frame.f_code.co_name in ("__iter__", "__next__") else None
         if isinstance(found, IterDataPipe) and found is not waiting[-1]:
-            if all(each is not stage for each in upstream(found)):
+            if all(each is not stage for each in graph_of(found).stages):
                 break  # a function in another pipeline reads this one
             known = declared(found)
             if not (known.is_transparent or known.is_loaders):  # they drop nothing, and torch may not count their items

@@ -11,8 +11,8 @@ from typing import Any
 from wds_datapipes.errors import StateError, WdsError, plural
 from wds_datapipes.pipes.declarations import Declarations
 from wds_datapipes.pipes.foreign_stages import declared
-from wds_datapipes.pipes.graph import PipelineGraph
-from wds_datapipes.pipes.inspection import call_of, count_yielded, iteration_of, name_of, sources_of, upstream
+from wds_datapipes.pipes.graph import graph_of
+from wds_datapipes.pipes.inspection import call_of, count_yielded, iteration_of, name_of, sources_of
 from wds_datapipes.samples.position_buffer import plain_state
 from wds_datapipes.shards.held_samples import NONE_AWAITED, Awaited, Holder
 from wds_datapipes.shards.position import Resharding, SamplePosition, unpack_positions
@@ -49,7 +49,7 @@ def save_state(pipe: Any) -> State:
     Raises:
         StateError: a stage holds samples back and has no state.
     """
-    state: State = plain_state([stage.snapshot() for stage in PipelineGraph(pipe).stateful_stages()])
+    state: State = plain_state([stage.snapshot() for stage in graph_of(pipe).stateful_stages()])
     return state
 
 
@@ -65,14 +65,14 @@ def replay_reason(pipe: Any, later_stages: Sequence[Any] = (), dispatched: Any =
         StateError: the pipeline has no position, and its seeds do not determine an epoch.
     """
     try:
-        PipelineGraph(pipe).stateful_stages()
+        graph_of(pipe).stateful_stages()
         if not later_stages:
             return ""
         reason = f"{name_of(later_stages[0])} runs in the main process, where no stage has a state"
     except StateError as error:
         reason = str(error)
     pipes = [pipe, *later_stages, *([] if dispatched is None else [dispatched])]
-    if obstacle := next(filter(None, (PipelineGraph(each).replay_obstacle for each in pipes)), ""):
+    if obstacle := next(filter(None, (graph_of(each).replay_obstacle for each in pipes)), ""):
         raise StateError(f"{reason}. The pipeline cannot be replayed: {obstacle}")
     return reason
 
@@ -80,14 +80,15 @@ def replay_reason(pipe: Any, later_stages: Sequence[Any] = (), dispatched: Any =
 def difference_of_ranks(pipe: Any) -> str:
     """Return why the state of a pipeline differs between ranks that are in step; "" if its source can tell."""
     try:
-        first, *others = PipelineGraph(pipe).stateful_stages()
+        graph = graph_of(pipe)
+        first, *others = graph.stateful_stages()
     except StateError as error:
         return str(error)
     if type(first).is_alike_on_ranks is Declarations.is_alike_on_ranks:
         return f"each rank has its own state, because {name_of(first)} has a different position on each"
     if others:
         return f"each rank has its own state, as {call_of(others[0])} has a different state on each"
-    if (uneven := first_uneven_stage(upstream(pipe))) is not None:
+    if (uneven := first_uneven_stage(graph.stages)) is not None:
         return f"each rank has its own state, as {call_of(uneven)} may yield fewer items on some than on others"
     return ""
 
@@ -115,15 +116,16 @@ def load_state(pipe: Any, state: Sequence[Mapping[str, Any] | None] | None, agai
         StateError: as in `save_state`; or the state belongs to other stages or is corrupt.
     """
     # A stage that restarts its sources loads their states itself; in a stream, these may be in the middle of a pass.
-    nested = [source for stage in upstream(pipe) for source in declared(stage).nested_sources()]
-    kept = {id(stage) for source in nested for stage in upstream(source)}
-    for stage in upstream(pipe):
+    graph = graph_of(pipe)
+    nested = [source for stage in graph.stages for source in declared(stage).nested_sources()]
+    kept = {id(stage) for source in nested for stage in graph.at(source).stages}
+    for stage in graph.stages:
         if id(stage) not in kept:
             declared(stage).reset_state()
         declared(stage).counters.is_tried_again = None
     if state is None:
         return
-    stages = PipelineGraph(pipe).stateful_stages()
+    stages = graph.stateful_stages()
     if len(stages) != len(state):
         raise StateError(
             f"The state has entries for {plural(len(state), 'stage')}, but the pipeline has "
@@ -178,11 +180,12 @@ def check_resharding(pipe: Any) -> None:
     Raises:
         StateError: it cannot be resharded.
     """
-    stages = PipelineGraph(pipe).stateful_stages()
+    graph = graph_of(pipe)
+    stages = graph.stateful_stages()
     for stage in stages:
         stage.check_resharding()
     for branch in stages[0].nested_sources():
-        check_resharding(branch)
+        check_resharding(graph.at(branch))
 
 
 def reshard_states(pipe: Any, rest: Resharding) -> list[list[dict[str, Any] | None]]:
@@ -192,7 +195,7 @@ def reshard_states(pipe: Any, rest: Resharding) -> list[list[dict[str, Any] | No
         pipe: the pipeline, or a source of it.
         rest: the states of all of its stages in the previous instances, and the current instances.
     """
-    first, *others = PipelineGraph(pipe).stateful_stages()
+    first, *others = graph_of(pipe).stateful_stages()
 
     def held(number: int) -> list[SamplePosition]:
         own = [unpack_positions((stage or {}).get("waiting", ())) for stage in rest.states[number] or ()]

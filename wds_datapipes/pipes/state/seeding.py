@@ -10,7 +10,8 @@ import torch
 
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.pipes.foreign_stages import declared
-from wds_datapipes.pipes.inspection import library_of, takes_seed, upstream
+from wds_datapipes.pipes.graph import graph_of
+from wds_datapipes.pipes.inspection import library_of, takes_seed
 from wds_datapipes.received_epochs import NONE_RECEIVED, ReceivedEpochs
 from wds_datapipes.seeds import derived_seed
 
@@ -103,7 +104,7 @@ def derive_later_seeds(pipe: Any) -> None:
     Args:
         pipe: the last stage.
     """
-    for stage in upstream(pipe):
+    for stage in graph_of(pipe).stages:
         if not takes_seed(stage) or declared(stage).derives_seeds:
             continue
         for name, wrapped in {"set_seed": _recording_set_seed, "reset": _reseeding_reset}.items():

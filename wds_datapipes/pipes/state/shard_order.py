@@ -19,7 +19,8 @@ from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import ChangedShardError, plural
 from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.pipes.foreign_stages import declared
-from wds_datapipes.pipes.inspection import splits, upstream
+from wds_datapipes.pipes.graph import graph_of
+from wds_datapipes.pipes.inspection import splits
 from wds_datapipes.pipes.stage import EngineStage, iterated_by_loader
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.redaction import redact
@@ -210,13 +211,14 @@ def guard_listings(pipe: Any, seed: int, *, drawn_only: bool = False) -> None:
         seed: the seed of the epoch, which all workers and ranks share, so that their listings draw the same numbers.
         drawn_only: insert it only if a stage may draw from the global generators; for loaders without a state.
     """
-    for stage in upstream(pipe):
+    graph = graph_of(pipe)
+    for stage in graph.stages:
         is_split = splits(stage)
         if is_split or declared(stage).reads_shards:
             for name, source in [*vars(stage).items()]:
                 if not isinstance(source, IterDataPipe) or isinstance(source, ShardOrder):
                     continue
-                before = upstream(source)
+                before = graph.at(source).stages
                 if any(map(splits, before)):
                     continue
                 # A process that distributes the items to the workers leaves nothing to split.
@@ -233,7 +235,7 @@ def guard_listings(pipe: Any, seed: int, *, drawn_only: bool = False) -> None:
 
 def remove_listings(pipe: Any) -> None:
     """Remove the stages that `guard_listings` has inserted, so that users' functions find their own stages."""
-    for stage in upstream(pipe):
+    for stage in graph_of(pipe).stages:
         for name, source in [*vars(stage).items()]:
             if isinstance(source, ShardOrder):
                 setattr(stage, name, source.source)
@@ -242,7 +244,7 @@ def remove_listings(pipe: Any) -> None:
 
 def listings_before(pipe: Any) -> list[ShardOrder]:
     """Return the listings in a pipeline, given its last stage."""
-    return [stage for stage in upstream(pipe) if isinstance(stage, ShardOrder)]
+    return [stage for stage in graph_of(pipe).stages if isinstance(stage, ShardOrder)]
 
 
 def merge_seen(parts: Sequence[Sequence[Seen]]) -> list[Seen]:

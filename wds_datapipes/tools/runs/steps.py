@@ -23,8 +23,8 @@ from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState, che
 from wds_datapipes.loading.checkpoint.resharding import place_of
 from wds_datapipes.loading.epoch import EpochRun, EpochSeeds, EpochStart, PlaceInRun, seed_stages
 from wds_datapipes.loading.splitting import RankIdentity, WorkerIdentity, split_by_rank, split_by_worker
-from wds_datapipes.pipes.graph import PipelineGraph
-from wds_datapipes.pipes.inspection import call_of, upstream
+from wds_datapipes.pipes.graph import PipelineGraph, graph_of
+from wds_datapipes.pipes.inspection import call_of
 from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.pipes.state.pipeline_state import first_uneven_stage, refusing_corrupt_states
 from wds_datapipes.received_epochs import ReceivedEpochs
@@ -91,7 +91,7 @@ class RunSteps:
             return
         if buffers:
             raise ValueError(f"{call_of(buffers[0])} holds samples back, so its draws decide which samples a step has")
-        if (uneven := first_uneven_stage(upstream(pipeline))) is not None:
+        if (uneven := first_uneven_stage(graph_of(pipeline).stages)) is not None:
             warn_user(
                 f"If {call_of(uneven)} drops samples, the next samples of its worker come at an earlier step than is "
                 "reported, because dropped samples are not recorded"
