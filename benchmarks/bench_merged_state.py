@@ -25,6 +25,7 @@ from wds_datapipes.loading.checkpoint.format import STATE, Checkpoint, WorkerSta
 from wds_datapipes.loading.checkpoint.resharding import state_of_rank
 from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.shards.position import SamplePosition, pack_positions
+from wds_datapipes.types import Instance
 
 #: The number of different buffers; making more takes long, and shows nothing else.
 BUFFERS = 16
@@ -89,7 +90,7 @@ def main() -> None:
     merged = merge_states(states)
 
     def load(count: int) -> Any:
-        rank = state_of_rank(checkpoints_in(merged), pipe, (0, count, workers))
+        rank = state_of_rank(checkpoints_in(merged), pipe, Instance(ranks=count, workers=workers))
         return [part.stages for part in rank.parts]
 
     actions: dict[str, Callable[[], Any]] = {

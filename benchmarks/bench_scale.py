@@ -46,7 +46,7 @@ from wds_datapipes.index.order.sample_order import EpochOrder, LaneOrder, Length
 from wds_datapipes.io.openers import open_url
 from wds_datapipes.pipes.state.shard_order import guard_listings
 from wds_datapipes.testing import build_shard
-from wds_datapipes.types import ShardInfo
+from wds_datapipes.types import Instance, ShardInfo
 
 HOSTS, RANKS, WORKERS, BATCH = 64, 512, 8, 32_768
 SHARDS, SAMPLES, MANY = 20_000, 5000, 10**6
@@ -91,7 +91,8 @@ class Run:
 
     def share(self, rank: int, worker: int) -> Iterator[Numbers]:
         """Yield the positions of a worker."""
-        return BatchShare(self.samples, BATCH, "drop", RANKS, rank, WORKERS, worker, lanes=self.lanes).positions()
+        instance = Instance(rank, RANKS, worker, WORKERS)
+        return BatchShare(self.samples, BATCH, "drop", instance, lanes=self.lanes).positions()
 
     def opens(self) -> float:
         """Return how often a worker opens a shard, for each of its samples."""

@@ -67,20 +67,60 @@ MemberTuple: TypeAlias = tuple[Shard | str, str, bytes, int]
 """The fields of a `Member` as a plain tuple, which is three times as fast to create and unpack."""
 
 
-class Instance(NamedTuple):
-    """One of the processes that share the data.
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One of the processes that share the data: a worker of a rank.
 
     Attributes:
         rank: the number of the rank.
-        workers: the number of workers of each rank.
-        worker: the number of the worker in its rank.
         ranks: the number of all ranks.
+        worker: the number of the worker in its rank.
+        workers: the number of workers of each rank; 0 if its main process reads the data.
+
+    Examples:
+        >>> Instance(rank=1, ranks=2).on_worker(2, workers=3).number
+        5
     """
 
     rank: int = 0
-    workers: int = 1
-    worker: int = 0
     ranks: int = 1
+    worker: int = 0
+    workers: int = 1
+
+    def on_worker(self, worker: int, workers: int) -> Instance:
+        """Return the instance of a worker of this rank."""
+        return Instance(self.rank, self.ranks, worker, workers)
+
+    @property
+    def count(self) -> int:
+        """The number of all instances."""
+        return self.ranks * max(self.workers, 1)
+
+    @property
+    def number(self) -> int:
+        """The number of this instance among all of them, as in torch's ``DataLoader``.
+
+        The first worker of every rank comes first, then the second of every rank, and so on. The remainder of a split
+        then goes to different ranks.
+        """
+        return self.worker * self.ranks + self.rank
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the first worker of the first rank."""
+        return self.rank == self.worker == 0
+
+    def share_of(self, count: int) -> int:
+        """Return the number of this rank's ``count`` items that belong to this worker.
+
+        >>> [Instance(worker=worker, workers=3).share_of(8) for worker in range(3)]
+        [3, 3, 2]
+        """
+        return count // self.workers + (self.worker < count % self.workers)
+
+
+#: The only process that reads the data.
+ALONE = Instance()
 
 
 @hides_credentials

@@ -15,12 +15,12 @@ from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, get_work
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
-from torchdata.dataloader2.utils import WorkerInfo
 from users_stages import OwnSplit
 
 from wds_datapipes import IndexedSamples, ShardList, ShardReadingService, StatefulShards
-from wds_datapipes.loading.splitting import RankIdentity, WorkerIdentity, split_by_rank, split_by_worker
+from wds_datapipes.loading.splitting import split_by_rank, split_by_worker
 from wds_datapipes.pipes.sharding import advice_for_split
+from wds_datapipes.types import Instance
 
 
 class TestInstances:
@@ -34,7 +34,7 @@ class TestInstances:
             for worker in range(workers):
                 pipe: Any = IterableWrapper(range(shards)).sharding_filter()
                 graph_settings.apply_sharding(pipe, ranks, rank, SHARDING_PRIORITIES.DISTRIBUTED)
-                pipe = split_by_worker(pipe, WorkerInfo(workers, worker))
+                pipe = split_by_worker(pipe, Instance(worker=worker, workers=workers))
                 owned[rank, worker] = list(pipe)
                 torchs: Any = IterableWrapper(range(shards)).sharding_filter()
                 graph_settings.apply_sharding(torchs, ranks * workers, worker * ranks + rank)
@@ -48,9 +48,9 @@ class TestInstances:
     def test_a_stage_that_does_not_distinguish_splits_keeps_its_rank(self, ranks: int, workers: int) -> None:
         found = []
         for rank, worker in itertools.product(range(ranks), range(workers)):
-            place = RankIdentity(ranks, rank)
-            pipe = split_by_rank(OwnSplit(IterableWrapper(range(13))), place)
-            found.append(list(split_by_worker(pipe, WorkerIdentity(workers, worker), place)))
+            instance = Instance(rank, ranks, worker, workers)
+            pipe = split_by_rank(OwnSplit(IterableWrapper(range(13))), instance)
+            found.append(list(split_by_worker(pipe, instance)))
         assert sorted(itertools.chain(*found)) == list(range(13))
         assert max(map(len, found)) - min(map(len, found)) <= 1
 
@@ -180,7 +180,7 @@ class TestRanks:
         pipe = samples(ShardList(urls).sharding_filter())
         assert ShardReadingService().group_of(pipe).is_split
         assert not ShardReadingService(distributed=False).group_of(pipe).is_split
-        assert ShardReadingService(distributed=(1, 3)).group_of(pipe).identity == (3, 1)
+        assert ShardReadingService(distributed=(1, 3)).group_of(pipe).rank == Instance(1, 3)
         graph_settings.apply_sharding(pipe, 2, 1, SHARDING_PRIORITIES.DISTRIBUTED)  # by the program itself
         assert not ShardReadingService().group_of(pipe).is_split
 
@@ -246,6 +246,7 @@ class TestAHiddenPipeline:
         assert len(list(shard)) == 10
         monkeypatch.setattr(dist, "is_initialized", lambda: True)
         monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+        monkeypatch.setattr(dist, "get_rank", lambda: 0)
         with pytest.warns(UserWarning, match=r"Each of 2 ranks reads all shards.*accelerator\.prepare"):
             list(shard)
         list(samples(ShardList(urls).sharding_filter()))  # each rank has its own list
@@ -255,7 +256,7 @@ class TestASecondSplit:
     @pytest.fixture
     def data(self, urls: str) -> Any:
         data = StatefulShards(samples(ShardList(urls).sharding_filter()))
-        data.epochs.ranks = 2  # as after init_process_group
+        data.epochs.rank = Instance(ranks=2)  # as after init_process_group
         return data
 
     def test_a_wrapper_that_splits_is_refused(self, data: Any) -> None:
@@ -268,5 +269,5 @@ class TestASecondSplit:
             exec("data.set_epoch(0)", names)
 
     def test_a_single_rank_may_use_any_wrapper(self, data: Any) -> None:
-        data.epochs.ranks = 1
+        data.epochs.rank = Instance()
         assert len(list(IterableDatasetShard(data))) == 10

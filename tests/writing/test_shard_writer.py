@@ -173,7 +173,7 @@ def whole(**options: Any) -> dict[str, bytes]:
     return wanted
 
 
-OPTIONS: list[dict[str, Any]] = [{}, {"maxsize": 9000}, {"compress": "gz"}, {"share": Instance(0, 3, 1, 2)}]
+OPTIONS: list[dict[str, Any]] = [{}, {"maxsize": 9000}, {"compress": "gz"}, {"share": Instance(0, 2, 1, 3)}]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)

@@ -80,12 +80,12 @@ class Ranks:
     Attributes:
         rank: the number of this rank in the default process group.
         size: the number of ranks in it.
-        identity: the identity of this rank among those that share the data.
+        instance: this rank among those that share the data.
     """
 
     def __init__(self, pipe: Any, group: DataParallelGroup = ALL_RANKS, timeout_s: float | None = None) -> None:
-        self.size, self.rank = ALL_RANKS.identity
-        self.identity = group.identity
+        self.size, self.rank = ALL_RANKS.rank.ranks, ALL_RANKS.rank.rank
+        self.instance = group.rank
         self._timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
         self._name = _number(f"alike/{self.size}/{digest(type(stage).__name__ for stage in graph_of(pipe).stages)}")
         self._address: tuple[str, int] | None = None
@@ -248,7 +248,7 @@ class Ranks:
         missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key]) or store.add(key, 0) < ARRIVED]
         names = f"rank{'s' * (len(missing) > 1)} {', '.join(missing)}"
         why = f"rank {self.rank} waited {self._timeout_s:g} s (timeout_s) for {names}, dead or busy elsewhere"
-        if self.identity.ranks < self.size:
+        if self.instance.ranks < self.size:
             why += ". If some ranks have no loader, pass distributed=(rank, world_size), and seed the loaders alike"
         store.compare_set(self._key(epoch, "gate"), "", json.dumps({"lost": why}))
 

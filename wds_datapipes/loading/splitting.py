@@ -10,77 +10,42 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils.data import get_worker_info
 
 from wds_datapipes.datapipes import SHARDING_PRIORITIES, IterDataPipe
 from wds_datapipes.errors import plural
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import graph_of
+from wds_datapipes.pipes.groups import groups_of
 from wds_datapipes.pipes.inspection import call_of, sources_of, splits
-from wds_datapipes.pipes.sharding import groups_of, number_instances
+from wds_datapipes.pipes.instance import own_rank
+from wds_datapipes.pipes.sharding import number_instances
+from wds_datapipes.types import ALONE, Instance
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-class RankIdentity(NamedTuple):
-    """The identity of a rank.
-
-    Attributes:
-        ranks: the number of ranks.
-        rank: the number of this rank.
-    """
-
-    ranks: int
-    rank: int
-
-
-ONLY_RANK = RankIdentity(1, 0)
-
-
-class WorkerIdentity(NamedTuple):
-    """The identity of a worker, with the field names of torchdata's ``WorkerInfo``, which newer releases lack.
-
-    Attributes:
-        num_workers: the number of workers.
-        worker_id: the number of this worker.
-    """
-
-    num_workers: int
-    worker_id: int
-
-
-def own_worker() -> WorkerIdentity:
-    """Return the identity of this worker of torch's ``DataLoader``; the main process counts as the only worker."""
-    info = get_worker_info()
-    return WorkerIdentity(1, 0) if info is None else WorkerIdentity(info.num_workers, info.id)
-
-
-def split_by_rank(pipe: Any, identity: RankIdentity) -> Any:
+def split_by_rank(pipe: Any, instance: Instance) -> Any:
     """Assign a rank its share of the data."""
-    _split(pipe, *identity, SHARDING_PRIORITIES.DISTRIBUTED)
+    _split(pipe, instance.ranks, instance.rank, SHARDING_PRIORITIES.DISTRIBUTED)
     return pipe
 
 
-def split_by_worker(pipe: Any, worker: Any, identity: RankIdentity = ONLY_RANK) -> Any:
+def split_by_worker(pipe: Any, instance: Instance) -> Any:
     """Assign a worker its share of the data of its rank.
 
-    Args:
-        pipe: the pipeline.
-        worker: a `WorkerIdentity`, or torchdata's ``WorkerInfo``.
-        identity: the identity of its rank, for stages whose ``apply_sharding`` takes no sharding group. Only the last
-            split counts for them, so it is made between all workers of all ranks.
+    Stages whose ``apply_sharding`` takes no sharding group are split between all workers of all ranks, because only the
+    last split counts for them.
     """
-    _split(pipe, worker.num_workers, worker.worker_id, SHARDING_PRIORITIES.MULTIPROCESSING)
+    _split(pipe, max(instance.workers, 1), instance.worker, SHARDING_PRIORITIES.MULTIPROCESSING)
     number_instances(pipe)
-    ranks, rank = identity
-    for splitter in graph_of(pipe).splitters if ranks > 1 else ():
+    for splitter in graph_of(pipe).splitters if instance.ranks > 1 else ():
         if not _takes_group(splitter):
-            splitter.apply_sharding(ranks * worker.num_workers, worker.worker_id * ranks + rank)
+            splitter.apply_sharding(instance.count, instance.number)
     return pipe
 
 
@@ -122,7 +87,7 @@ def has_own_stage(data: Any) -> bool:
 
 def is_split_by_rank(pipe: Any) -> bool:
     """Whether the program, or torchdata's ``DistributedReadingService``, has already assigned this rank its share."""
-    return given_identity(pipe) != ONLY_RANK or any(map(groups_of, graph_of(pipe).splitters))
+    return given_rank(pipe) != ALONE or any(map(groups_of, graph_of(pipe).splitters))
 
 
 def advice_for_torchrun() -> str:
@@ -142,15 +107,15 @@ def is_called_by_accelerate() -> bool:
     return str(sys._getframe(2).f_globals.get("__name__")).partition(".")[0] == "accelerate"
 
 
-def given_identity(pipe: Any) -> RankIdentity:
+def given_rank(pipe: Any) -> Instance:
     """Return the rank that torchdata's ``DistributedReadingService`` has assigned to a pipeline."""
     is_given = ranks_of_run() > 1 and any(declared(stage).syncs_ranks for stage in graph_of(pipe).stages)
-    return RankIdentity(dist.get_world_size(), dist.get_rank()) if is_given else ONLY_RANK
+    return own_rank() if is_given else ALONE
 
 
 def ranks_of_run() -> int:
     """Return the number of ranks of the run that torch knows of in this process."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    return own_rank().ranks
 
 
 Distributed: TypeAlias = "bool | ProcessGroup | DeviceMesh | tuple[int, int] | None"
@@ -181,14 +146,14 @@ class DataParallelGroup:
 
     Attributes:
         is_split: whether the data is split between ranks.
-        given: the identity of this rank in the group; ``None`` means all ranks of the default process group, which may
+        given: this rank in the group; ``None`` means all ranks of the default process group, which may
             be initialized later.
         is_synchronized: whether all ranks of the default process group take part, so that they can agree on a seed.
             Otherwise, the program must pass the same seed to each rank.
     """
 
     is_split: bool = False
-    given: RankIdentity | None = None
+    given: Instance | None = None
     is_synchronized: bool = False
 
     @classmethod
@@ -204,13 +169,13 @@ class DataParallelGroup:
             ValueError: the mesh has several dimensions, the rank is out of range, or this process is not in the group.
 
         Examples:
-            >>> DataParallelGroup.of((1, 4)).identity
-            RankIdentity(ranks=4, rank=1)
+            >>> DataParallelGroup.of((1, 4)).rank
+            Instance(rank=1, ranks=4, worker=0, workers=1)
         """
         if distributed is None or isinstance(distributed, bool):
             return cls(is_split=distributed is True, is_synchronized=distributed is True)
         if isinstance(distributed, tuple):
-            return cls(is_split=True, given=_identity_of_pair(distributed))
+            return cls(is_split=True, given=_rank_of_pair(distributed))
         if isinstance(distributed, DeviceMesh):
             if distributed.ndim != 1:
                 raise ValueError(
@@ -234,28 +199,28 @@ class DataParallelGroup:
                 f"data-parallel group that it belongs to. If only some ranks load data, pass the pair (rank, "
                 f"world_size) on those"
             )
-        return cls(is_split=True, given=RankIdentity(ranks, rank), is_synchronized=True)
+        return cls(is_split=True, given=Instance(rank, ranks), is_synchronized=True)
 
     @property
     def is_known(self) -> bool:
-        """Whether the identity of this rank is known already."""
+        """Whether this rank and the number of ranks are known already."""
         return not self.is_split or self.given is not None or (dist.is_available() and dist.is_initialized())
 
     @property
-    def identity(self) -> RankIdentity:
-        """The identity of this rank; if it is not known yet, the identity of a single rank."""
+    def rank(self) -> Instance:
+        """This rank among those that share the data; the only one if that is not known yet."""
         if not (self.is_split and self.is_known):
-            return ONLY_RANK
-        return self.given or RankIdentity(dist.get_world_size(), dist.get_rank())
+            return ALONE
+        return self.given or own_rank()
 
     @property
     def is_replicated(self) -> bool:
         """Whether several ranks of the default process group read the same data, as far as this process can know."""
-        return self.is_split and self.is_known and self.identity.ranks < ranks_of_run()
+        return self.is_split and self.is_known and self.rank.ranks < ranks_of_run()
 
 
-def _identity_of_pair(pair: tuple[Any, ...]) -> RankIdentity:
-    """Return the identity described by a pair ``(rank, world_size)``."""
+def _rank_of_pair(pair: tuple[Any, ...]) -> Instance:
+    """Return the rank described by a pair ``(rank, world_size)``."""
     if len(pair) != 2 or not all(isinstance(number, Integral) and not isinstance(number, bool) for number in pair):
         raise TypeError(f"distributed must be a pair of integers, (rank, world_size), not {pair!r}")
     rank, ranks = map(int, pair)
@@ -263,7 +228,7 @@ def _identity_of_pair(pair: tuple[Any, ...]) -> RankIdentity:
         raise ValueError(
             f"distributed={pair!r} is the pair (rank, world_size), whose rank must be from 0 to world_size - 1"
         )
-    return RankIdentity(ranks, rank)
+    return Instance(rank, ranks)
 
 
 def check_replicated(pipe: Any, group: DataParallelGroup) -> None:
@@ -274,7 +239,7 @@ def check_replicated(pipe: Any, group: DataParallelGroup) -> None:
     """
     if group.is_replicated and any(declared(stage).claims_shards for stage in graph_of(pipe).stages):
         raise ValueError(
-            f"{ranks_of_run()} ranks share the data between {group.identity.ranks}, so some must read the same, but "
+            f"{ranks_of_run()} ranks share the data between {group.rank.ranks}, so some must read the same, but "
             "DirectoryShards gives each shard to one process. List the shards with ShardList"
         )
 
@@ -292,7 +257,7 @@ def facts_of(
     """
     lists = [f"{plural(len(urls), 'shard')} from {_name(urls[0])} #{digest(map(_name, urls))}" for urls in _lists(pipe)]
     facts = {
-        "ranks": f"shares the data between {group.identity.ranks} ranks",
+        "ranks": f"shares the data between {group.rank.ranks} ranks",
         "lists": f"lists {' and '.join(lists)}" if lists else "",
     }
     if group.is_replicated or any(map(splits, graph_of(pipe).stages)):  # the ranks read from one order

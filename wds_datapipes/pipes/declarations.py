@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from wds_datapipes.counters import Counters
-from wds_datapipes.datapipes import SHARDING_PRIORITIES
 from wds_datapipes.errors import StateError
 from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.pipes.inspection import loop_of, name_of
@@ -15,26 +14,6 @@ from wds_datapipes.shards.position import Resharding, SamplePosition
 
 if TYPE_CHECKING:
     from wds_datapipes.index.order.exclusions import Exclusions
-
-#: The groups of torch's ``ShardingFilter``: sharding priority -> number of instances, index of this instance.
-Groups = dict[int, tuple[int, int]]
-
-
-def instance_of(groups: Groups) -> tuple[int, int]:
-    """Return the number of instances between which the data is split, and the index of this instance.
-
-    Instances are numbered as in torch's ``DataLoader``: the first worker of every rank, then the second of every rank,
-    and so on. The remainder of a split then goes to different ranks.
-
-    >>> [instance_of({2: (2, rank), 3: (3, worker)}) for rank in range(2) for worker in range(3)]
-    [(6, 0), (6, 2), (6, 4), (6, 1), (6, 3), (6, 5)]
-    """
-    if SHARDING_PRIORITIES.DEFAULT in groups:
-        return groups[SHARDING_PRIORITIES.DEFAULT]
-    ranks, rank = groups.get(SHARDING_PRIORITIES.DISTRIBUTED, (1, 0))
-    workers, worker = groups.get(SHARDING_PRIORITIES.MULTIPROCESSING, (1, 0))
-    return ranks * workers, worker * ranks + rank
-
 
 #: The declarations that describe a loop, with their values for an unknown loop.
 PROMISES = {
@@ -219,7 +198,7 @@ class Declarations:
         return "continues from one epoch to the next" if self.spans_epochs else ""
 
     def number_instances(self) -> None:
-        """Number the instances between which the stage splits the data as `instance_of` does."""
+        """Number the instances between which the stage splits the data like `Instance.number`."""
 
     def rotate_assignment(self, turn: int, stages: Sequence[Any]) -> None:
         """Rotate the assignment by ``turn`` workers, if this stage splits the data.

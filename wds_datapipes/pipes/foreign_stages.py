@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from wds_datapipes.datapipes import SHARDING_PRIORITIES, ShardingFilter, Shuffler
-from wds_datapipes.pipes.declarations import Declarations, instance_of
+from wds_datapipes.pipes.declarations import Declarations
+from wds_datapipes.pipes.groups import part_in
 from wds_datapipes.pipes.inspection import loop_of, takes_seed
 
 #: The attribute of a ``.sharding_filter()`` that holds the rotation of its assignment.
@@ -87,7 +88,7 @@ class _ShardingFilter(ForeignStage):
 
     def number_instances(self) -> None:
         pipe, only = self.pipe, self.pipe.sharding_group_filter
-        instances, instance = instance_of(pipe.groups) if only is None else pipe.groups.get(only, (1, 0))
+        instances, instance = part_in(pipe.groups) if only is None else pipe.groups.get(only, (1, 0))
         pipe.num_of_instances = instances
         pipe.instance_id = (instance + vars(pipe).get(_ROTATION, 0)) % instances
 

@@ -7,17 +7,16 @@ from collections.abc import Iterator
 from traceback import walk_stack
 from typing import Any, TypeVar
 
-import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
 from wds_datapipes.datapipes import SHARDING_PRIORITIES, IterDataPipe, graph
 from wds_datapipes.errors import StateError, plural
-from wds_datapipes.pipes.declarations import Groups, instance_of
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import graph_of
+from wds_datapipes.pipes.groups import Groups, groups_of, part_in
 from wds_datapipes.pipes.inspection import call_of, count_yielded, name_of, sources_of, splits
+from wds_datapipes.pipes.instance import instance_in, own_rank
 from wds_datapipes.pipes.stage import EngineStage
-from wds_datapipes.types import Instance
 from wds_datapipes.user_warnings import warn_user
 
 Pipe = IterDataPipe[Any]
@@ -51,23 +50,8 @@ class SplittingStage(EngineStage[T_co]):
         self.groups[sharding_group] = (num_of_instances, instance_id)
 
 
-def share(count: int, instance: Instance) -> int:
-    """Return the number of a rank's ``count`` items that belong to one of its workers.
-
-    >>> [share(8, Instance(workers=3, worker=worker)) for worker in range(3)]
-    [3, 3, 2]
-    """
-    return count // instance.workers + (instance.worker < count % instance.workers)
-
-
-def groups_of(splitter: Any) -> Groups | None:
-    """Return the groups between which a stage of any package splits the data; None if unknown."""
-    groups: Groups | None = getattr(splitter, "groups", None)
-    return groups
-
-
 def number_instances(pipe: Any) -> None:
-    """Number the instances of every ``.sharding_filter()`` as torch's ``DataLoader`` does; see `instance_of`.
+    """Number the instances of every ``.sharding_filter()`` as torch's ``DataLoader`` does; see `Instance.number`.
 
     If ranks and workers are set separately, torch numbers all workers of rank 0 first. The rotation of
     `rotate_assignments` is kept.
@@ -104,7 +88,7 @@ def check_batch_sizes(pipe: Any, ranks: int, loader_size: int | None = None) -> 
             size *= samples
         is_sure &= known.is_one_to_one or bool(known.samples_per_batch)
         stage = sources[0]
-    ranks = max(ranks, rank_and_worker_of(groups_of(stage) or {}).ranks)  # the user may have split it
+    ranks = max(ranks, instance_in(groups_of(stage) or {}).ranks)  # the user may have split it
     share = whole // ranks
     if not calls or whole % ranks or size == share:
         return  # the source itself rejects a batch that the ranks cannot share
@@ -138,7 +122,7 @@ def rotate_assignments(pipe: Any, turn: int) -> None:
 def rotation_period(pipe: Any) -> int:
     """Return the number of passes in which an instance gets every share once; 1 if the data is not split."""
     rotating = (stage for stage in _rotating_stages(pipe) if declared(stage).can_rotate)
-    return max((instance_of(groups_of(stage) or {})[0] for stage in rotating), default=1)
+    return max((part_in(groups_of(stage) or {})[0] for stage in rotating), default=1)
 
 
 def _rotating_stages(pipe: Any) -> Iterator[Any]:
@@ -150,36 +134,6 @@ def _rotating_stages(pipe: Any) -> Iterator[Any]:
                 fixed.update(map(id, graph.at(stage).stages))
             else:
                 yield stage
-
-
-def rank_and_worker_of(groups: Groups) -> Instance:
-    """Return the rank and the worker that a loader has set for a stage that splits the data."""
-    if SHARDING_PRIORITIES.DEFAULT in groups:
-        # torch's DataLoader numbers the workers of all ranks in a single group, as `instance_of` describes.
-        instances, instance = groups[SHARDING_PRIORITIES.DEFAULT]
-        info = get_worker_info()
-        if info is None:
-            return Instance(rank=instance, ranks=instances)
-        ranks = max(instances // info.num_workers, 1)
-        return Instance(instance % ranks, info.num_workers, info.id, ranks)
-    ranks, rank = groups.get(SHARDING_PRIORITIES.DISTRIBUTED, (1, 0))
-    return Instance(rank, *groups.get(SHARDING_PRIORITIES.MULTIPROCESSING, (1, 0)), ranks)
-
-
-def find_rank_and_worker(pipe: Pipe) -> Instance:
-    """Return the rank and the worker of a pipeline, from the stages that split its data."""
-    return next(
-        (rank_and_worker_of(groups) for groups in map(groups_of, graph_of(pipe).splitters) if groups), Instance()
-    )
-
-
-def find_process(pipe: Pipe) -> Instance:
-    """Return the rank and worker of this process, from the stages that split the data, or else from torch."""
-    if groups := next(filter(None, map(groups_of, graph_of(pipe).splitters)), None):
-        return rank_and_worker_of(groups)
-    info, in_group = get_worker_info(), dist.is_available() and dist.is_initialized()
-    rank, ranks = (dist.get_rank(), dist.get_world_size()) if in_group else (0, 1)
-    return Instance(rank, info.num_workers if info else 1, info.id if info else 0, ranks)
 
 
 def has_no_shards(pipe: Pipe) -> bool:
@@ -280,7 +234,7 @@ def warn_of_copies(pipe: Any) -> None:
         if advice:
             warn_user(advice)
         return
-    splitter, ranks = call_of(hidden), dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    splitter, ranks = call_of(hidden), own_rank().ranks
     workers = 1 if info is None else info.num_workers
     if graph is None and workers * ranks > 1:
         raise RuntimeError(

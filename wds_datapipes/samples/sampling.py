@@ -15,6 +15,7 @@ from wds_datapipes.samples.fields import map_samples
 from wds_datapipes.seeds import derived_seed
 from wds_datapipes.shards.held_samples import ItemCounter
 from wds_datapipes.shards.position import SamplePosition
+from wds_datapipes.types import Instance
 
 T = TypeVar("T")
 
@@ -134,7 +135,7 @@ class SampleSeeds:
     Args:
         name: the name of the stage; stages with different names draw different numbers from the same seed.
         seed: the seed of this epoch, the same on all ranks and workers.
-        rank_and_worker: the rank and the worker.
+        instance: the rank and the worker.
         repeats: whether a shard may occur more than once, so that shard and key do not identify an item.
         counter: counts the items that neither shard and key nor a position identify; updated in place.
         position: returns the position of the last item read, if known.
@@ -145,13 +146,13 @@ class SampleSeeds:
         name: str,
         seed: int,
         *,
-        rank_and_worker: tuple[int, int],
+        instance: Instance,
         repeats: bool,
         counter: ItemCounter,
         position: Callable[[], SamplePosition] | None = None,
     ) -> None:
         self._facts = (name, seed)
-        self._rank_and_worker = rank_and_worker
+        self._instance = instance.rank, instance.worker
         self._repeats = repeats
         self._counter = counter
         self._position = position
@@ -165,11 +166,11 @@ class SampleSeeds:
             return derived_seed(*self._facts, item["__url__"], item["__key__"])
         if self._position is None:
             self._counter.count += 1
-            return derived_seed(*self._facts, *self._rank_and_worker, self._counter.count)
+            return derived_seed(*self._facts, *self._instance, self._counter.count)
         at = self._position().identity
         self._number = self._number + 1 if at == self._last else 0  # items may share a position, as in a batch
         self._last = at
-        return derived_seed(*self._facts, *self._rank_and_worker, *at, self._number)
+        return derived_seed(*self._facts, *self._instance, *at, self._number)
 
     def follow(self, source: Iterable[T]) -> Iterator[T]:
         """Yield the items of ``source``, and derive the seed of each one for `make_rng`."""

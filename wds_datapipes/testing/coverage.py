@@ -10,10 +10,11 @@ from typing import Any
 
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.loading.epoch import EpochRun, EpochSeeds, EpochStart
-from wds_datapipes.loading.splitting import RankIdentity, WorkerIdentity, split_by_rank, split_by_worker
+from wds_datapipes.loading.splitting import split_by_rank, split_by_worker
 from wds_datapipes.pipes.graph import graph_of
 from wds_datapipes.redaction import short_repr
 from wds_datapipes.seeds import SeedGenerator
+from wds_datapipes.types import Instance
 
 
 def check_coverage(
@@ -66,9 +67,8 @@ def check_coverage(
         )
     epochs: list[dict[Any, list[str]]] = [defaultdict(list), defaultdict(list)]
     for rank, worker in product(range(ranks), range(max(workers, 1))):
-        identity = RankIdentity(ranks, rank)
-        pipe = split_by_rank(make_pipeline(), identity)
-        pipe = split_by_worker(pipe, WorkerIdentity(max(workers, 1), worker), identity)
+        instance = Instance(rank, ranks, worker, workers)
+        pipe = split_by_worker(split_by_rank(make_pipeline(), instance), instance)
         generator, seeds = SeedGenerator(seed), EpochSeeds()
         for owners in epochs:
             seeds.begin(generator)

@@ -16,7 +16,7 @@ from wds_datapipes.io.output.sink import size_of
 from wds_datapipes.io.output.stream import StreamSink
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.tar.header_writer import END
-from wds_datapipes.types import Instance, Sample, ShardInfo
+from wds_datapipes.types import ALONE, Instance, Sample, ShardInfo
 from wds_datapipes.user_warnings import warn_user
 from wds_datapipes.writing.journal import FinishedShard, SampleJournal, claim_shards, compare_journals
 from wds_datapipes.writing.options import WriteKeywords, WriteOptions
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("wds_datapipes")
 
 #: A writer that writes all shards.
-ALONE = Instance()
 
 OldShards: TypeAlias = Literal["warn", "remove", "keep"]
 

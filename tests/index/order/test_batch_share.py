@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wds_datapipes.index.order.batch_share import WHOLE_EPOCH, BatchShare, Remainder, RestOfEpoch, rest_of_epoch
+from wds_datapipes.types import Instance
 
 
 def shares(
     count: int, batch: int, remainder: Remainder, ranks: int, workers: int, rest: RestOfEpoch, lanes: int = 1
 ) -> list[BatchShare]:
     return [
-        BatchShare(count, batch, remainder, ranks, number % ranks, workers, number // ranks, rest, lanes)
+        BatchShare(count, batch, remainder, Instance(number % ranks, ranks, number // ranks, workers), rest, lanes)
         for number in range(ranks * workers)
     ]
 
@@ -73,7 +74,7 @@ def test_whole_batches_remain_after_steps_of_all_ranks(data: st.DataObject) -> N
         steps = [data.draw(st.integers(0, 3), "steps of a worker") for _ in range(workers)]
         for share in some:
             read = positions(share)
-            taken = min(steps[share.worker] * share.size, len(read))
+            taken = min(steps[share.instance.worker] * share.size, len(read))
             ahead = min(taken + data.draw(st.integers(0, 20), "samples in a buffer"), len(read))
             done.append(ahead)
             came += data.draw(st.permutations(read[:ahead]), "order")[:taken]

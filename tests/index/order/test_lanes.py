@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from wds_datapipes.index.order.batch_share import BatchShare, Remainder
 from wds_datapipes.index.order.lanes import Lanes, lane_starts
 from wds_datapipes.index.order.sample_order import TRIES, EpochOrder, LaneOrder, LengthOrder, Order, SampleOrder
+from wds_datapipes.types import Instance
 
 ORDERS: Any = st.sampled_from(["global", "window", "sequential"])
 REMAINDERS: Any = st.sampled_from(["drop", "pad", "keep"])
@@ -71,7 +72,7 @@ def test_a_rank_reads_only_its_lanes_in_every_epoch(
         for rank in range(ranks):
             own = set[int]().union(*members[rank * of_a_rank : (rank + 1) * of_a_rank])
             for worker in range(workers):
-                part = BatchShare(count, batch, remainder, ranks, rank, workers, worker, lanes=number)
+                part = BatchShare(count, batch, remainder, Instance(rank, ranks, worker, workers), lanes=number)
                 positions = [*chain.from_iterable(each.tolist() for each in part.positions())]
                 assert own.issuperset(numbers_at(order, sizes, positions))
                 yielded.update(positions)
@@ -176,7 +177,7 @@ def count_opens(shards: Iterable[int], most: int) -> int:
 def test_a_worker_opens_each_shard_of_its_lanes_once(lanes: int, expected: float) -> None:
     order = window_order(lanes)
     for rank, worker in ((0, 0), (301, 5)):
-        part = BatchShare(len(order), BATCH, "drop", 512, rank, 8, worker, lanes=lanes)
+        part = BatchShare(len(order), BATCH, "drop", Instance(rank, 512, worker, 8), lanes=lanes)
         shards = [*chain.from_iterable(order.find(each)[0].tolist() for each in part.positions())]
         assert 0.9 * expected < count_opens(shards, 64) / len(shards) < expected * 1.01
 
@@ -187,7 +188,7 @@ def test_a_host_has_the_same_shards_in_all_epochs(lanes: int, epochs: int, most:
     touched = []
     for seed in range(epochs):
         order = window_order(lanes, scale=8, seed=seed)
-        part = BatchShare(len(order), BATCH // 8, "pad", 64, 17, lanes=lanes)
+        part = BatchShare(len(order), BATCH // 8, "pad", Instance(17, 64), lanes=lanes)
         touched.append({*np.concatenate([order.find(each)[0] for each in part.positions()]).tolist()})
     assert most * 0.95 < len(touched[0]) <= most
     assert all(shards == touched[0] for shards in touched)
@@ -210,7 +211,7 @@ def test_a_worker_of_many_sorts_the_windows_of_its_own_lanes(kind: Order, number
     order = CountingOrder(sizes, kind, seed=1, lanes=number)
     lengths = np.arange(sum(sizes)) % 97
     by_length = LengthOrder(order, lengths, starts_of(sizes), lanes=lanes, window=10, seed=1)
-    share = BatchShare(sum(sizes), batch, "drop", 512, 17, workers, 3, lanes=number)
+    share = BatchShare(sum(sizes), batch, "drop", Instance(17, 512, 3, workers), lanes=number)
     for positions in share.positions():
         LaneOrder(by_length, lanes).find(positions)
     assert sum(asked) <= (workers + 1) * (len(share) + batch // 512)

@@ -14,6 +14,7 @@ from wds_datapipes.loading.checkpoint.resharding import outline_state, ranks_to_
 from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.shards import position
 from wds_datapipes.shards.packed_rows import pack_rows, unpack_rows
+from wds_datapipes.types import Instance
 
 RANKS, WORKERS, BUFFER = 512, 8, 1000
 PARTS = RANKS * WORKERS
@@ -68,7 +69,7 @@ def test_merging_parses_no_part(merged: dict[str, str], monkeypatch: pytest.Monk
 
 def test_a_rank_parses_its_own_parts(merged: dict[str, str], counts: Counter[str]) -> None:
     saved = checkpoints_in(merged)
-    own = state_of_rank(saved, pipeline(), (5, RANKS, WORKERS))
+    own = state_of_rank(saved, pipeline(), Instance(5, RANKS, workers=WORKERS))
     own.log_replay("")
     assert own.parts == saved[5].parts
     assert parsed(saved) == WORKERS
@@ -79,7 +80,7 @@ def test_a_rank_parses_its_own_parts(merged: dict[str, str], counts: Counter[str
 def test_a_rank_unpacks_the_positions_that_it_takes_over(
     merged: dict[str, str], counts: Counter[str], ranks: int
 ) -> None:
-    own = state_of_rank(checkpoints_in(merged), pipeline(), (0, ranks, WORKERS))
+    own = state_of_rank(checkpoints_in(merged), pipeline(), Instance(ranks=ranks, workers=WORKERS))
     assert len(own.parts) == WORKERS
     assert counts["unpacked"] <= -(-PARTS // (ranks * WORKERS)) * WORKERS
     assert sum(len(part.text) for part in own.parts) <= 1024 * WORKERS + 6 * BUFFER * counts["unpacked"]
@@ -93,8 +94,8 @@ def test_a_rank_reads_the_states_that_it_takes_over_and_outlines_of_others(merge
     own = ranks_to_read(outlines, pipeline(), rank=5, ranks=ranks, workers=WORKERS)
     assert len(own) <= max(RANKS // ranks, 1) + (WORKERS if ranks % RANKS and RANKS % ranks else 0)
     read = merge_states([state_of([saved[n]]) if n in own else outlines[n] for n in range(RANKS)])
-    identity = (5, ranks, WORKERS)
+    instance = Instance(5, ranks, workers=WORKERS)
     if ranks != RANKS:
         with pytest.raises(StateError, match="it is an outline, which lacks the waiting samples"):
-            state_of_rank(checkpoints_in(merge_states(outlines)), pipeline(), identity)
-    assert state_of_rank(checkpoints_in(read), pipeline(), identity) == state_of_rank(saved, pipeline(), identity)
+            state_of_rank(checkpoints_in(merge_states(outlines)), pipeline(), instance)
+    assert state_of_rank(checkpoints_in(read), pipeline(), instance) == state_of_rank(saved, pipeline(), instance)

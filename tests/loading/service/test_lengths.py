@@ -13,6 +13,7 @@ from torchdata.dataloader2 import DataLoader2, DistributedReadingService, Sequen
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.loading.service.loader import length_of_rank
 from wds_datapipes.testing import build_shard
+from wds_datapipes.types import Instance
 
 
 def numbers(count: int) -> Any:
@@ -45,7 +46,7 @@ def test_a_loader_yields_as_many_items_as_its_length(new: Any, workers: int) -> 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_length_is_that_of_a_rank(workers: int) -> None:
     def length(rank: int) -> int:
-        return length_of_rank(numbers(21).sharding_filter().batch(5), rank, 2, workers)
+        return length_of_rank(numbers(21).sharding_filter().batch(5), Instance(rank, 2, workers=workers))
 
     assert [length(rank) for rank in range(2)] == [3, 2]
 

@@ -24,8 +24,9 @@ from users_stages import InMain
 
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.errors import EmptySourceError
-from wds_datapipes.loading.splitting import WorkerIdentity, split_by_worker
+from wds_datapipes.loading.splitting import split_by_worker
 from wds_datapipes.testing import build_shard
+from wds_datapipes.types import Instance
 
 Pipe = IterDataPipe[Any]
 WORKERS = (0, 3)
@@ -134,7 +135,7 @@ def test_each_pass_is_read_completely_as_shares_rotate(
         source = Marked(shards.sharding_filter().filter(full.__contains__))
         pipe = source.with_epoch(10_000)
         apply_sharding(pipe, ranks, rank, RANKS)
-        split_by_worker(pipe, WorkerIdentity(workers, worker))
+        split_by_worker(pipe, Instance(worker=worker, workers=workers))
         apply_random_seed(pipe, torch.Generator().manual_seed(seed))
         for number, item in pipe:
             if number >= len(passes):

@@ -14,15 +14,16 @@ from hypothesis import strategies as st
 from wds_datapipes import DatasetSpec, ShardList, register_opener
 from wds_datapipes.counters import Counters
 from wds_datapipes.io.openers import open_url
-from wds_datapipes.loading.splitting import RankIdentity, WorkerIdentity, split_by_rank, split_by_worker
+from wds_datapipes.loading.splitting import split_by_rank, split_by_worker
 from wds_datapipes.pipes.sharding import rotate_assignments
+from wds_datapipes.types import Instance
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
-def of_instance(shards: int, lanes: int, rank: RankIdentity, worker: WorkerIdentity) -> Any:
+def of_instance(shards: int, lanes: int, instance: Instance) -> Any:
     pipe = ShardList(f"{{0..{shards - 1}}}.tar").shuffle(lanes=lanes).sharding_filter()
-    return split_by_worker(split_by_rank(pipe, rank), worker, rank)
+    return split_by_worker(split_by_rank(pipe, instance), instance)
 
 
 def epoch_of(pipe: Any, seed: int) -> list[str]:
@@ -47,8 +48,7 @@ def test_each_epoch_has_all_shards_and_a_rank_has_the_same_ones(
         of_rank = [list[str]() for _ in range(ranks)]
         for rank in range(ranks):
             for worker in range(workers):
-                own = WorkerIdentity(workers, worker)
-                pipe = of_instance(lanes + more, lanes, RankIdentity(ranks, rank), own)
+                pipe = of_instance(lanes + more, lanes, Instance(rank, ranks, worker, workers))
                 rotate_assignments(pipe, seed * turn)  # as passes of .with_epoch() do
                 of_rank[rank] += epoch_of(pipe, seed)
         epochs.append([sorted(urls) for urls in of_rank])
@@ -94,7 +94,7 @@ def test_the_disk_of_one_of_64_hosts_has_the_shards_of_the_next_epoch(
 ) -> None:
     shards: Any = ShardList(f"counted:{{0..{SHARDS - 1}}}.tar").shuffle(lanes=lanes)
     cached = shards.sharding_filter().cache_wds_shards(tmp_path, max_bytes=kept * BYTES, prefetch=0)
-    pipe = split_by_rank(cached, RankIdentity(HOSTS, 37))
+    pipe = split_by_rank(cached, Instance(37, HOSTS))
     rates = []
     for seed in range(3):
         shards.set_seed(seed)

@@ -12,6 +12,7 @@ import numpy as np
 
 from wds_datapipes.errors import EmptySourceError, plural
 from wds_datapipes.index.order.permutation import Numbers
+from wds_datapipes.types import ALONE, Instance
 
 Remainder: TypeAlias = Literal["drop", "pad", "keep"]
 """What to do with the samples after the last full batch: drop them, pad the batch, or yield them."""
@@ -70,10 +71,7 @@ class BatchShare:
         count: the number of samples of the dataset.
         batch: the number of samples in a global batch.
         remainder: what to do with the samples after the last full batch.
-        ranks: the number of ranks.
-        rank: the rank.
-        workers: the number of its workers.
-        worker: the worker.
+        instance: the rank and the worker.
         rest: the rest of the epoch, if a different number of ranks or workers has begun it.
         lanes: the number of lanes that share the padding of the last batch.
 
@@ -82,7 +80,7 @@ class BatchShare:
         ValueError: the ranks cannot share a batch evenly.
 
     Examples:
-        >>> share = BatchShare(10, 4, "pad", ranks=2, rank=1)
+        >>> share = BatchShare(10, 4, "pad", Instance(rank=1, ranks=2))
         >>> len(share), [each.tolist() for each in share.positions()]
         (6, [[2, 3, 6, 7, 10, 11]])
     """
@@ -90,18 +88,15 @@ class BatchShare:
     count: int
     batch: int
     remainder: Remainder
-    ranks: int = 1
-    rank: int = 0
-    workers: int = 1
-    worker: int = 0
+    instance: Instance = ALONE
     rest: RestOfEpoch = WHOLE_EPOCH
     lanes: int = 1
 
     def __post_init__(self) -> None:
-        if self.batch % self.ranks:
+        if self.batch % (ranks := self.instance.ranks):
             raise ValueError(
-                f"IndexedSamples has a global_batch_size of {self.batch}, which is not divisible by its {self.ranks} "
-                f"ranks. Choose a multiple of {self.ranks}"
+                f"IndexedSamples has a global_batch_size of {self.batch}, which is not divisible by its {ranks} "
+                f"ranks. Choose a multiple of {ranks}"
             )
         if self.count < self.batch and self.remainder == "drop":
             raise EmptySourceError(
@@ -112,7 +107,7 @@ class BatchShare:
     @property
     def size(self) -> int:
         """The number of samples of this rank in a full batch."""
-        return self.batch // self.ranks
+        return self.batch // self.instance.ranks
 
     @property
     def whole_batches(self) -> int:
@@ -127,9 +122,8 @@ class BatchShare:
         return self.count // self.batch * self.batch if self.remainder == "drop" else self.count
 
     def __len__(self) -> int:
-        whole, is_last = self.whole_batches, self.worker == self.whole_batches % self.workers
-        turns = whole // self.workers + (self.worker < whole % self.workers)
-        return turns * self.size + (len(self._part_of_rest()) if is_last else 0)
+        turns = self.instance.share_of(self.whole_batches)
+        return turns * self.size + (len(self._part_of_rest()) if self._has_rest else 0)
 
     def is_alike_on_ranks(self, done: int) -> bool:
         """Whether this worker has yielded ``done`` samples on every rank, if the ranks are in step.
@@ -137,12 +131,12 @@ class BatchShare:
         After the last full batch, some ranks may get one sample more than others.
         """
         last = self._left - self.whole_batches * self.batch
-        begins = (self.whole_batches // self.workers) * self.size
-        return last <= 0 or not last % self.ranks or self.worker != self.whole_batches % self.workers or done < begins
+        begins = (self.whole_batches // self.instance.workers) * self.size
+        return last <= 0 or not last % self.instance.ranks or not self._has_rest or done < begins
 
     def batches_begun(self, done: int) -> int:
         """Return the number of global batches up to the last one that this worker has begun."""
-        return self.worker + (done - 1) // self.size * self.workers + 1 if done else 0
+        return self.instance.worker + (done - 1) // self.size * self.instance.workers + 1 if done else 0
 
     def positions(self, done: int = 0, end: int | None = None) -> Iterator[Numbers]:
         """Yield the positions in the epoch, in arrays of limited length.
@@ -152,16 +146,22 @@ class BatchShare:
             end: the number of the batch to stop before; by default, all batches.
         """
         turn, done = divmod(done, self.size)
+        worker, workers = self.instance.worker, self.instance.workers
         whole = self.whole_batches if end is None else min(end, self.whole_batches)
-        step = max(CHUNK // self.size, 1) * self.workers
-        own = np.arange(self.size) + self.rank * self.size
-        for first in range(self.worker + turn * self.workers, whole, step):
-            batches = np.arange(first, min(first + step, whole), self.workers)
+        step = max(CHUNK // self.size, 1) * workers
+        own = np.arange(self.size) + self.instance.rank * self.size
+        for first in range(worker + turn * workers, whole, step):
+            batches = np.arange(first, min(first + step, whole), workers)
             yield from self._split(self._divide_padding((batches[:, None] * self.batch + own).ravel()[done:]))
             done = 0
-        has_last = self.worker == self.whole_batches % self.workers and (end is None or end > self.whole_batches)
-        if has_last and self.whole_batches >= self.worker + turn * self.workers:
+        has_last = self._has_rest and (end is None or end > self.whole_batches)
+        if has_last and self.whole_batches >= worker + turn * workers:
             yield from self._split(np.array(self._part_of_rest()[done:], np.int64))
+
+    @property
+    def _has_rest(self) -> bool:
+        """Whether this worker has the turn after the last full batch."""
+        return self.instance.worker == self.whole_batches % self.instance.workers
 
     @property
     def _left(self) -> int:
@@ -171,8 +171,8 @@ class BatchShare:
     def _part_of_rest(self) -> range:
         """Return which samples after the last full batch belong to this rank."""
         start = self.whole_batches * self.batch
-        count = max(self._left - start, 0)  # none if they are padded
-        return range(start + count * self.rank // self.ranks, start + count * (self.rank + 1) // self.ranks)
+        count, rank, ranks = max(self._left - start, 0), self.instance.rank, self.instance.ranks  # 0 if they are padded
+        return range(start + count * rank // ranks, start + count * (rank + 1) // ranks)
 
     def _divide_padding(self, numbers: Numbers) -> Numbers:
         """Return which samples of the rest of the epoch to read for others, so that all lanes share the padding."""

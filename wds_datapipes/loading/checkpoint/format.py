@@ -21,6 +21,7 @@ from zlib import crc32
 from wds_datapipes.errors import StateError, plural
 from wds_datapipes.pipes.state.description import PER_RANK
 from wds_datapipes.pipes.state.pipeline_state import load_state, next_epoch_state, refusing_corrupt_states
+from wds_datapipes.types import Instance
 
 logger = logging.getLogger("wds_datapipes")
 
@@ -131,10 +132,13 @@ class Checkpoint:
     phases: list[dict[str, Any]] = field(default_factory=list)
     received: Sequence[Sequence[int]] = ()
 
-    @property
-    def identity(self) -> tuple[int | None, int, int]:
-        """The rank, the number of ranks that split the data, and the number of workers."""
-        return self.rank, self.ranks, self.workers
+    def on(self, rank: Instance, **changes: Any) -> Checkpoint:
+        """Return the state with other values, as that of a rank and its workers."""
+        return replace(self, rank=rank.rank, ranks=rank.ranks, workers=rank.workers, **changes)
+
+    def is_of(self, rank: Instance) -> bool:
+        """Whether this is the state of a rank among as many ranks, with as many workers, or of all of them."""
+        return self.rank in (None, rank.rank) and (self.ranks, self.workers) == (rank.ranks, rank.workers)
 
     @property
     def owner(self) -> str:
@@ -166,12 +170,12 @@ class Checkpoint:
         if not self.is_over and len(self.parts) != (max(self.workers, 1) if self.worker is None else 1):
             raise StateError(f"This state is corrupt: it has {len(self.parts)} states of {self.workers} workers")
 
-    def check_run(self, seed: int, identity: tuple[int, int, int] | None) -> None:
+    def check_run(self, seed: int, worker: Instance | None) -> None:
         """Check that a `StatefulShards` can resume from this state.
 
         Args:
             seed: the seed of its first epoch.
-            identity: the identity of this process, if it is a worker.
+            worker: the instance of this process, if it is a worker.
 
         Raises:
             StateError: the state was saved with another seed, belongs to another worker, or counts the items of all
@@ -187,7 +191,7 @@ class Checkpoint:
                 "This is a state of ShardReadingService that resumes by replaying the items of all workers together. "
                 "Load it into a ShardReadingService"
             )
-        if self.worker is not None and (identity is None or self.on_rank(identity[0]).identity != identity):
+        if self.worker is not None and (worker is None or not self.is_of(worker)):
             raise StateError(
                 f"This is the state of one worker, {self.worker} of {self.workers} on {self.owner}, and "
                 f"only the same worker can resume from it. Load the whole state of the loader. "

@@ -24,12 +24,10 @@ from wds_datapipes.pipes.state.replay import is_replayed
 from wds_datapipes.received_epochs import received_by_all
 from wds_datapipes.shards.packed_rows import OUTLINE
 from wds_datapipes.shards.position import Resharding
+from wds_datapipes.types import Instance
 
 #: The maximum number of ranks of a run.
 MAX_RANKS = 1 << 20
-
-#: The rank, the number of ranks that split the data, and the number of workers.
-Identity = tuple[int, int, int]
 
 
 @checks_calls
@@ -129,7 +127,7 @@ def ranks_to_read(
         return ()
 
     if not all(checkpoint.is_over for checkpoint in saved):
-        _reshard(saved, pipe, (rank, ranks, workers), take)
+        _reshard(saved, pipe, Instance(rank, ranks, 0, workers), take)
     return sorted(taken)
 
 
@@ -171,31 +169,30 @@ def place_of(saved: Sequence[Checkpoint], source: Any) -> tuple[int, int, dict[s
 
 
 @refusing_corrupt_states()
-def state_of_rank(saved: Sequence[Checkpoint], pipe: Any, identity: Identity) -> Checkpoint:
+def state_of_rank(saved: Sequence[Checkpoint], pipe: Any, instance: Instance) -> Checkpoint:
     """Return the state from which a rank resumes: its own, if the numbers of ranks and workers are unchanged.
 
     Args:
         saved: the states of all ranks, or only its own, if the number of ranks is unchanged.
         pipe: the pipeline, before the split.
-        identity: the identity of this rank, among the current ranks.
+        instance: this rank, among the current ranks, and its number of workers.
 
     Raises:
         StateError: a rank's state is missing, or the pipeline cannot be resharded.
     """
-    on_rank = [checkpoint.on_rank(identity[0]) for checkpoint in saved]
-    same = [checkpoint for checkpoint in on_rank if checkpoint.identity == identity]
+    on_rank = [checkpoint.on_rank(instance.rank) for checkpoint in saved]
+    same = [checkpoint for checkpoint in on_rank if checkpoint.is_of(instance)]
     if not same and all(checkpoint.is_over for checkpoint in saved):
-        check_ranks(saved, identity[0], identity[1])
+        check_ranks(saved, instance)
         same = list(saved)
-    found = same[0] if same else _reshard(saved, pipe, identity)
+    found = same[0] if same else _reshard(saved, pipe, instance)
     if not found.is_over:
         return found
     parts = [part.renewed() for part in found.parts]
     if not any(part.stages for part in parts):
-        rank, ranks, workers = identity
-        received = found.received if found.identity == identity else received_by_all([each.received for each in saved])
-        return replace(found, parts=[], rank=rank, ranks=ranks, workers=workers, received=received)
-    if found.identity != identity:
+        received = found.received if found.is_of(instance) else received_by_all([each.received for each in saved])
+        return found.on(instance, parts=[], received=received)
+    if not found.is_of(instance):
         raise StateError(
             "With with_epoch, the next epoch continues the stream of each worker, so the state is invalid with a "
             "different number of ranks or workers. Resume with as many ranks and workers as before"
@@ -203,16 +200,15 @@ def state_of_rank(saved: Sequence[Checkpoint], pipe: Any, identity: Identity) ->
     return replace(found, parts=parts, turn=0)
 
 
-def _reshard(saved: Sequence[Checkpoint], pipe: Any, identity: Identity, waiting: Any = lambda _: ()) -> Checkpoint:
+def _reshard(saved: Sequence[Checkpoint], pipe: Any, instance: Instance, waiting: Any = lambda _: ()) -> Checkpoint:
     """Return the state from which a rank resumes with a different number of ranks or workers.
 
     Args:
         saved: the states of all ranks.
         pipe: the pipeline.
-        identity: the identity of this rank.
+        instance: this rank and its number of workers.
         waiting: called with the number of each previous worker whose samples it takes over.
     """
-    rank, ranks, workers = identity
     check_complete(saved, pipe)
     parts = [part for checkpoint in saved for part in checkpoint.parts]
     if any(checkpoint.replay is not None for checkpoint in saved) or any(is_replayed(part.stages) for part in parts):
@@ -222,12 +218,11 @@ def _reshard(saved: Sequence[Checkpoint], pipe: Any, identity: Identity, waiting
         )
     check_resharding(pipe)
     own = states_of_instances(saved)
-    instances = ranks * max(workers, 1)
-    rest = Resharding(own, waiting, instances, range(rank, instances, ranks))
+    rest = Resharding(own, waiting, instance.count, range(instance.rank, instance.count, instance.ranks))
     resumed = [*map(WorkerState.of, reshard_states(pipe, rest))]
     running = next(checkpoint for checkpoint in saved if not checkpoint.is_over)
     received = received_by_all([each.received for each in saved])
-    return replace(running, rank=rank, ranks=ranks, workers=workers, turn=0, parts=resumed, received=received)
+    return running.on(instance, turn=0, parts=resumed, received=received)
 
 
 def states_of_instances(saved: Sequence[Checkpoint]) -> list[Sequence[Mapping[str, Any] | None] | None]:
@@ -271,21 +266,20 @@ def check_complete(saved: Sequence[Checkpoint], pipe: Any = None) -> None:
         )
 
 
-def check_ranks(loaded: Sequence[Checkpoint], rank: int, ranks: int, pipe: Any = None) -> None:
+def check_ranks(loaded: Sequence[Checkpoint], instance: Instance, pipe: Any = None) -> None:
     """Check that this rank can resume from the states, which must be those of all ranks or its own.
 
     If the epoch of a rank has ended, its own state does not show whether other ranks are still in that epoch.
 
     Args:
         loaded: the states of some ranks.
-        rank: the number of this rank.
-        ranks: the current number of ranks.
+        instance: this rank, among the current ranks.
         pipe: the pipeline, unless its epoch is known to have ended on all ranks.
 
     Raises:
         StateError: it cannot.
     """
-    first = loaded[0]
+    first, rank, ranks = loaded[0], instance.rank, instance.ranks
     if _are_of_all(loaded):
         return
     if all(checkpoint.is_over and (checkpoint.epoch < 0 or checkpoint.next is None) for checkpoint in loaded):

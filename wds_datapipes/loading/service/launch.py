@@ -7,7 +7,7 @@ from typing import Any
 
 from wds_datapipes.datapipes import traverse_dps
 from wds_datapipes.loading.epoch import call_with_pipeline
-from wds_datapipes.loading.splitting import RankIdentity, split_by_worker
+from wds_datapipes.loading.splitting import split_by_worker
 from wds_datapipes.loading.torchdata_api import (
     WorkerInfo,
     attach_wrapper,
@@ -23,20 +23,21 @@ from wds_datapipes.loading.workers.pool import PooledItems, WorkerPool
 from wds_datapipes.loading.workers.worker import WorkerJob
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import PipelineGraph
+from wds_datapipes.types import Instance
 
 #: The maximum number of small items in a message.
 MAX_TOGETHER = 256
 
 
-def run_in_process(service: Any, datapipe: Pipe, identity: RankIdentity) -> tuple[Pipe, LoopItems]:
+def run_in_process(service: Any, datapipe: Pipe, rank: Instance) -> tuple[Pipe, LoopItems]:
     """Run everything in the main process; return the pipeline, and the stage that produces the items.
 
     Args:
         service: the `ShardReadingService`, whose options and states are used.
         datapipe: the pipeline, split between the ranks.
-        identity: the identity of this rank.
+        rank: this rank.
     """
-    datapipe = split_by_worker(datapipe, WorkerInfo(1, 0), identity)
+    datapipe = split_by_worker(datapipe, rank.on_worker(0, 1))
     if service.worker_init_fn is not None:
         datapipe = call_with_pipeline("worker_init_fn", service.worker_init_fn(datapipe, WorkerInfo(1, 0)))
     # torchdata's FullSync, which synchronizes ranks, prefetches one item, as it does with workers.
@@ -50,13 +51,13 @@ def run_in_process(service: Any, datapipe: Pipe, identity: RankIdentity) -> tupl
     return datapipe, items
 
 
-def start_workers(service: Any, datapipe: Pipe, identity: RankIdentity) -> tuple[Pipe, LoopItems]:
+def start_workers(service: Any, datapipe: Pipe, rank: Instance) -> tuple[Pipe, LoopItems]:
     """Start the worker processes, each with its part of the pipeline.
 
     Args:
         service: the `ShardReadingService`, whose options and states are used.
         datapipe: the pipeline, split between the ranks.
-        identity: the identity of this rank.
+        rank: this rank.
 
     Returns:
         tuple: the main process's part, and the stage that receives the workers' items.
@@ -85,7 +86,7 @@ def start_workers(service: Any, datapipe: Pipe, identity: RankIdentity) -> tuple
     jobs = [
         WorkerJob(
             share,
-            WorkerInfo(service.num_workers, number),
+            rank.on_worker(number, service.num_workers),
             window,
             together,
             service.worker_init_fn,
@@ -93,7 +94,6 @@ def start_workers(service: Any, datapipe: Pipe, identity: RankIdentity) -> tuple
             resumed=part,
             records_state=not (manager.refusal or manager.replay_reason),
             replay_reason=manager.replay_reason_of_workers,
-            identity=identity,
             name=f"worker process {number}",
         )
         for number, part in enumerate(manager.parts)
@@ -103,7 +103,7 @@ def start_workers(service: Any, datapipe: Pipe, identity: RankIdentity) -> tuple
         # It has no state: to resume, it makes the items of the epoch again, as the workers do.
         dispatching = WorkerJob(
             attach_wrapper(dispatched),
-            WorkerInfo(1, 0),
+            rank.on_worker(0, 1),
             window,
             together,
             None,
@@ -111,7 +111,6 @@ def start_workers(service: Any, datapipe: Pipe, identity: RankIdentity) -> tuple
             resumed=None,
             records_state=False,
             replay_reason="",
-            identity=identity,
             name="dispatching process",
         )
     pool = WorkerPool(jobs, start_method(service), service.timeout_s, dispatching)

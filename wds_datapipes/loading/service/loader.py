@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from wds_datapipes.arguments import check_seed
@@ -16,13 +17,7 @@ from wds_datapipes.loading.checkpoint.amendment import adopt
 from wds_datapipes.loading.checkpoint.format import checkpoints_in, state_of
 from wds_datapipes.loading.lightning import unknown_length_error, without_ended_epoch
 from wds_datapipes.loading.service.service import ShardReadingService
-from wds_datapipes.loading.splitting import (
-    DataParallelGroup,
-    RankIdentity,
-    WorkerIdentity,
-    split_by_rank,
-    split_by_worker,
-)
+from wds_datapipes.loading.splitting import DataParallelGroup, split_by_rank, split_by_worker
 from wds_datapipes.loading.torchdata_api import DataLoader2, DistributedReadingService, dataloader2
 from wds_datapipes.loading.torchdata_patches.local_functions import copy_pipeline, find_local_classes
 from wds_datapipes.loading.workers.loop_items import users_part
@@ -171,15 +166,15 @@ class ShardDataLoader(DataLoader2):  # type: ignore[misc]  # torchdata has no ty
         group = DataParallelGroup.of(True) if self._is_in_step else self._service.group_of(pipe)
         if not group.is_known:
             raise TypeError("The length depends on the rank, which is unknown until init_process_group is called")
-        ranks, rank = group.identity
-        known: dict[tuple[int, int], int] = self.__dict__.setdefault("_lengths", {})
-        if (rank, ranks) not in known:
+        own = group.rank.on_worker(0, max(1, self._service.num_workers))
+        known: dict[Instance, int] = self.__dict__.setdefault("_lengths", {})
+        if own not in known:
             # In lockstep, all ranks end when the first one does.
-            others, workers = range(ranks) if self._is_in_step else [rank], max(1, self._service.num_workers)
+            others = [replace(own, rank=rank) for rank in range(own.ranks)] if self._is_in_step else [own]
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                known[rank, ranks] = min(length_of_rank(copy_pipeline(pipe), each, ranks, workers) for each in others)
-        return known[rank, ranks]
+                known[own] = min(length_of_rank(copy_pipeline(pipe), each) for each in others)
+        return known[own]
 
 
 class _LoaderIterator(dataloader2.DataLoader2Iterator):  # type: ignore[misc]  # torchdata has no types
@@ -229,25 +224,23 @@ def _services(service: Any) -> Iterator[Any]:
             yield from _services(each)
 
 
-def length_of_rank(pipe: Any, rank: int, ranks: int, workers: int) -> int:
+def length_of_rank(pipe: Any, rank: Instance) -> int:
     """Return the number of items of all workers of a rank; each worker rounds its number of batches separately.
 
     Args:
         pipe: a copy of the pipeline, which is split here.
-        rank: the rank.
-        ranks: the number of ranks.
-        workers: the number of workers of each rank.
+        rank: the rank, and its number of workers.
 
     Raises:
         TypeError: the pipeline does not know its length.
     """
-    own = RankIdentity(ranks, rank)
-    if ranks > 1:
-        split_by_rank(pipe, own)
+    if rank.ranks > 1:
+        split_by_rank(pipe, rank)
     length = 0
-    for worker in range(workers):
-        split_by_worker(pipe, WorkerIdentity(workers, worker), own)
+    for worker in range(rank.workers):
+        instance = rank.on_worker(worker, rank.workers)
+        split_by_worker(pipe, instance)
         for stage in graph_of(pipe).stages:  # divides lengths that are declared for the whole rank
-            declared(stage).share_length(Instance(rank, workers, worker))
+            declared(stage).share_length(instance)
         length += len(pipe)
     return length

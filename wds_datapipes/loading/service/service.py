@@ -27,7 +27,7 @@ from wds_datapipes.loading.splitting import (
     check_replicated,
     fact_of_seed,
     facts_of,
-    given_identity,
+    given_rank,
     is_split_by_rank,
     ranks_of_run,
     split_by_rank,
@@ -315,21 +315,21 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
         self._warn_of_repeated_data(datapipe)
         self.manager.describe(datapipe)
         check_replicated(datapipe, self.group)
-        identity = self.group.identity if self.group.is_split else given_identity(datapipe)
-        check_batch_sizes(datapipe, identity.ranks, 1)
-        self.manager.given_rank = identity.rank if identity.ranks > 1 and not self.group.is_split else None
+        rank = self.group.rank if self.group.is_split else given_rank(datapipe)
+        check_batch_sizes(datapipe, rank.ranks, 1)
+        self.manager.given_rank = rank.rank if rank.ranks > 1 and not self.group.is_split else None
         if self._ranks is not None:
             self.manager.compare(self._ranks, datapipe)
-        elif self.group.is_split or identity.ranks > 1:
+        elif self.group.is_split or rank.ranks > 1:
             agreement = Ranks(datapipe)
             agreement.compare(facts_of(datapipe, self.group, workers=self.num_workers))
             self._agreement = agreement if self.group.is_split else None  # else torchdata's service shares the seed
         self.manager.find(datapipe, self._ranks)
         if self.group.is_split:
-            datapipe = split_by_rank(datapipe, identity)
+            datapipe = split_by_rank(datapipe, rank)
         start = start_workers if self.num_workers else run_in_process
-        datapipe, self._items = start(self, datapipe, identity)
-        self._items.rank = identity.rank if self._ranks is None else self._ranks.rank
+        datapipe, self._items = start(self, datapipe, rank)
+        self._items.rank = rank.rank if self._ranks is None else self._ranks.rank
         datapipe = pin_memory_of(datapipe) if self.pin_memory else datapipe
         if self.manager.replay_reason:
             self._replayed = ReplayedItems(datapipe, self.manager.replay_reason)
@@ -343,7 +343,7 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
         if not self._knows_ranks and (advice := advice_for_torchrun()):
             warn_user(advice)
         if self.worker_init_fn is None and self.worker_reset_fn is None:  # they may split the data
-            ranks = self.group.identity.ranks
+            ranks = self.group.rank.ranks
             workers = max(self.num_workers, 1)
             if advice := advice_for_split(datapipe, workers=workers, ranks=ranks, dispatches=True):
                 warn_user(advice)

@@ -13,13 +13,14 @@ from wds_datapipes.loading.checkpoint.received import counts_steps, steps_receiv
 from wds_datapipes.loading.checkpoint.resharding import check_ranks, of_all_ranks, state_of_rank
 from wds_datapipes.loading.distributed import Ranks
 from wds_datapipes.loading.epoch import EpochSeeds, is_drawn
-from wds_datapipes.loading.splitting import DataParallelGroup, RankIdentity, facts_of
+from wds_datapipes.loading.splitting import DataParallelGroup, facts_of
 from wds_datapipes.loading.workers.loop_items import LoopItems
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.pipes.state.pipeline_state import difference_of_ranks, replay_reason
 from wds_datapipes.pipes.state.replay import ReplayedItems, is_replayed
 from wds_datapipes.received_epochs import UNKNOWN, Left
+from wds_datapipes.types import Instance
 
 
 class StateManager:
@@ -132,13 +133,13 @@ class StateManager:
         if not self._loaded:
             return
         loaded, self._loaded = self._loaded, []
-        ranks_now, rank = self._identity(ranks)
-        loaded = adopt(loaded, pipe, self._described, ranks_now, amend=self._amend)
+        instance = self._instance(ranks)
+        loaded = adopt(loaded, pipe, self._described, instance.ranks, amend=self._amend)
         if self.group.is_split and ranks is None:  # only the states show whether all ranks are done
-            check_ranks(loaded, rank, ranks_now, pipe)
+            check_ranks(loaded, instance, pipe)
             is_over = all(checkpoint.is_over for checkpoint in loaded)
             loaded = [replace(checkpoint, is_over=is_over) for checkpoint in loaded]
-        self.resumed_from = state_of_rank(loaded, pipe, (rank, ranks_now, self._workers))
+        self.resumed_from = state_of_rank(loaded, pipe, instance)
 
     def refuse(self, pipe: Any, later_stages: Sequence[Any], dispatched: Any = None) -> None:
         """Determine whether the pipeline has a state, and whether it resumes by replay.
@@ -190,7 +191,7 @@ class StateManager:
         self.is_resumed = resumed_from is not None and not resumed_from.is_over
         if resumed_from is not None and resumed_from.is_over and self._seeds_too and resumed_from.next is not None:
             seed_generator.seed(resumed_from.next)
-        own = self._identity(ranks)
+        own = self._instance(ranks)
         if own.ranks > 1 and ranks is None and not self.is_resumed and is_drawn(seed_generator):
             raise RuntimeError(
                 "The loader has no seed, and with distributed=(rank, world_size) the ranks cannot agree on one: "
@@ -239,7 +240,7 @@ class StateManager:
         return steps_received(saved, self._counted)
 
     def _checkpoint(self, source: LoopItems | None, ranks: Ranks | None, replayed: ReplayedItems | None) -> Checkpoint:
-        identity = self._identity(ranks)
+        instance = self._instance(ranks)
         seeds, is_over = self.seeds, source is None or (source if replayed is None else replayed).is_over
         if is_over and self._seed is not None:  # the next epoch is the first of this seed
             seeds = EpochSeeds(epoch=-1, first=self._seed, next=self._seed, wanted=self.seeds.wanted)
@@ -255,14 +256,14 @@ class StateManager:
             stages=self._described,
             **{**vars(seeds), "phases": seeds.phases or self._phases, "received": received},
             is_over=is_over,
-            rank=identity.rank,
-            ranks=identity.ranks,
-            workers=self._workers,
+            rank=instance.rank,
+            ranks=instance.ranks,
+            workers=instance.workers,
             turn=0 if source is None or self.replay_reason else source.turn,
             parts=parts,
             replay=replay,
         )
 
-    def _identity(self, ranks: Ranks | None) -> RankIdentity:
-        """Return the identity of this rank, even before the service has started."""
-        return self.group.identity if ranks is None else ranks.identity
+    def _instance(self, ranks: Ranks | None) -> Instance:
+        """Return this rank and its number of workers, even before the service has started."""
+        return (self.group.rank if ranks is None else ranks.instance).on_worker(0, self._workers)

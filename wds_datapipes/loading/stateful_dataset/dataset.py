@@ -28,7 +28,6 @@ from wds_datapipes.loading.splitting import (
     facts_of,
     has_own_stage,
     is_called_by_accelerate,
-    own_worker,
     ranks_of_run,
 )
 from wds_datapipes.loading.stateful_dataset.epochs import Epochs
@@ -39,6 +38,7 @@ from wds_datapipes.loading.stateful_dataset.tracking import (
     WorkerRow,
     begin_recording,
 )
+from wds_datapipes.pipes.instance import own_worker
 from wds_datapipes.pipes.sharding import advice_for_split, check_batch_sizes, is_read_by_shard
 from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.pipes.state.pipeline_state import difference_of_ranks, refusing_corrupt_states, replay_reason
@@ -190,7 +190,7 @@ class StatefulShards(IterableDataset[Any]):
         if (
             self.epochs.spans_epochs
             and get_worker_info() is not None
-            and not self._shared.read(own_worker().worker_id).loaded
+            and not self._shared.read(own_worker().worker).loaded
         ):
             return state_of_stream()  # StatefulDataLoader calls this with each batch, and cannot know the epoch's end
         return state_of(self._checkpoints())
@@ -215,12 +215,12 @@ class StatefulShards(IterableDataset[Any]):
                 ranks, or the pipeline cannot be resharded.
         """
         loaded, info = checkpoints_in(state), get_worker_info()
-        identity = None if info is None else self.epochs.identity(info.num_workers)
+        worker = None if info is None else own_worker(self.epochs.rank)
         loaded = self.adopt(loaded, amend=amend)
         for checkpoint in loaded:
-            checkpoint.check_run(self.seed, identity)
-        if identity is None:
-            check_ranks(loaded, self.epochs.rank, self.epochs.ranks, self.pipe)
+            checkpoint.check_run(self.seed, worker)
+        if worker is None:
+            check_ranks(loaded, self.epochs.rank, self.pipe)
         if info is None:
             loaded = without_ended_epoch(loaded, self.pipe)
         if not all(checkpoint.is_over for checkpoint in loaded):  # then it counts as over on no rank
@@ -233,7 +233,7 @@ class StatefulShards(IterableDataset[Any]):
         Raises:
             StateError: they belong to another pipeline.
         """
-        adopted = adopt(loaded, self.pipe, self._stages, self.epochs.ranks, amend=amend)
+        adopted = adopt(loaded, self.pipe, self._stages, self.epochs.rank.ranks, amend=amend)
         phases = adopted[0].phases
         if get_worker_info() is None or len(phases) > len(self._phases):  # the main process has all workers' states
             self._phases = phases or self._phases
@@ -282,17 +282,19 @@ class StatefulShards(IterableDataset[Any]):
             RuntimeError: the dataset was created before the ranks were known.
             ValueError: the batches of the pipeline do not match the ``global_batch_size`` of its source.
         """
-        if not self._knows_ranks and ranks_of_run() > self.epochs.ranks:
+        if not self._knows_ranks and ranks_of_run() > self.epochs.rank.ranks:
             raise RuntimeError(
                 f"There are {ranks_of_run()} ranks, but this StatefulShards was created before init_process_group was "
                 "called, so each rank would read all of the data. Create it after that call"
             )
-        check_batch_sizes(self.pipe, self.epochs.ranks, self._loader_size)
+        check_batch_sizes(self.pipe, self.epochs.rank.ranks, self._loader_size)
         is_checked, self._is_checked = self._is_checked, True
         if self._agreement is not None and (get_worker_info() is None or not self._shared.loop.is_tracked):
             self._agreement.compare(facts_of(self.pipe, self._group, workers=workers))
         advice = "" if self._knows_ranks else advice_for_torchrun()
-        advice = advice or advice_for_split(self.pipe, workers=workers, ranks=self.epochs.ranks, knows_workers=True)
+        advice = advice or advice_for_split(
+            self.pipe, workers=workers, ranks=self.epochs.rank.ranks, knows_workers=True
+        )
         if advice and not is_checked:
             warn_user(advice)
 
@@ -302,7 +304,7 @@ class StatefulShards(IterableDataset[Any]):
         Raises:
             StateError: worker processes read the data, but the loop is not ``tracked``.
         """
-        info, row = get_worker_info(), self._shared.read(own_worker().worker_id)
+        info, row = get_worker_info(), self._shared.read(own_worker().worker)
         if row.loaded:
             return self.epochs.loaded
         if info is not None:
@@ -357,8 +359,8 @@ class StatefulShards(IterableDataset[Any]):
             first=row.first if begun else self.seed,
             next=row.next if begun else self.seed,
             wanted=self._shared.chosen(row.begun),
-            rank=epochs.rank,
-            ranks=epochs.ranks,
+            rank=epochs.rank.rank,
+            ranks=epochs.rank.ranks,
             phases=self._phases,
             received=received.rows if self._counts_steps else (),
             **facts,
@@ -382,7 +384,7 @@ class StatefulShards(IterableDataset[Any]):
     @property
     def _has_other_ranks(self) -> bool:
         """Whether there are other ranks, whether or not they share the data."""
-        return max(self.epochs.ranks, self._ranks_of_run) > 1
+        return max(self.epochs.rank.ranks, self._ranks_of_run) > 1
 
     def _tracking(self, loader: DataLoader[Any]) -> TrackedEpoch:
         """Return an object that tracks the next epoch of a loader."""
@@ -450,7 +452,7 @@ def load_ended_epoch(data: Any, state: Mapping[str, Any]) -> bool:
     if not state or not isinstance(data, StatefulShards):
         return False
     state = {**state, "_steps_since_snapshot": 0}  # the loader itself repeats these steps
-    check_ranks(data.adopt(checkpoints_in(state)), data.epochs.rank, data.epochs.ranks, data.pipe)
+    check_ranks(data.adopt(checkpoints_in(state)), data.epochs.rank, data.pipe)
     if not resumes_after_last_step():
         return False
     data.load_state_dict(state)

@@ -12,16 +12,10 @@ from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
 from wds_datapipes.loading.checkpoint.resharding import state_of_rank
 from wds_datapipes.loading.epoch import EpochRun, EpochSeeds, EpochStart
 from wds_datapipes.loading.progress import SnapshotWriter
-from wds_datapipes.loading.splitting import (
-    DataParallelGroup,
-    RankIdentity,
-    WorkerIdentity,
-    own_worker,
-    split_by_rank,
-    split_by_worker,
-)
+from wds_datapipes.loading.splitting import DataParallelGroup, split_by_rank, split_by_worker
 from wds_datapipes.loading.stateful_dataset.tracking import END, RecordedBatch, SharedEpochs, WorkerRow
 from wds_datapipes.pipes.graph import PipelineGraph
+from wds_datapipes.pipes.instance import own_worker
 from wds_datapipes.pipes.state.pipeline_state import save_state
 from wds_datapipes.received_epochs import UNKNOWN, ReceivedEpochs
 from wds_datapipes.seeds import SeedGenerator
@@ -38,7 +32,7 @@ class Epochs:
         replay_reason: why the pipeline resumes by replay, or "".
 
     Attributes:
-        rank: the rank of this process among ``ranks``, which split the data.
+        rank: the rank of this process.
         loaded: the loaded states, until an epoch has started from them.
         number: the number of this worker in the round-robin order of the epoch.
         is_over: whether the whole epoch has been yielded; true before the first epoch.
@@ -55,7 +49,7 @@ class Epochs:
         self, pipe: Any, seed: int, shared: SharedEpochs, group: DataParallelGroup, replay_reason: str = ""
     ) -> None:
         self._is_split = group.is_split
-        self.ranks, self.rank = group.identity
+        self.rank = group.rank
         self.loaded: list[Checkpoint] = []
         self.number = 0
         self.is_over = True
@@ -90,10 +84,6 @@ class Epochs:
             return self._base
         return WorkerState.of(save_state(self._pipe if self._run is None else self._run.items))
 
-    def identity(self, workers: int) -> tuple[int, int, int]:
-        """Return the identity of this process, as in a checkpoint."""
-        return self.rank, self.ranks, workers
-
     def load(self, loaded: list[Checkpoint]) -> int:
         """Store the states from which the next epoch begins, and return the number of such loads so far."""
         self.loaded = loaded
@@ -104,7 +94,7 @@ class Epochs:
         """Return the position from which this rank resumes, given the loaded states."""
         if self.loaded[0].worker is not None:
             return self.loaded[0]
-        return state_of_rank(self.loaded, self._pipe, self.identity(workers))
+        return state_of_rank(self.loaded, self._pipe, self.rank.on_worker(0, workers))
 
     def recorded(self, batch: Any) -> Any:
         """Return a batch; a worker of a tracked loop adds a snapshot after the batch."""
@@ -113,7 +103,7 @@ class Epochs:
         if self._snapshots is None:
             self._snapshots = SnapshotWriter(self._pipe if self._run is None else self._run.items)
         writer = self._snapshots
-        return RecordedBatch(batch, own_worker().worker_id, self.number, writer.pack([writer.snapshot()]))
+        return RecordedBatch(batch, own_worker().worker, self.number, writer.pack([writer.snapshot()]))
 
     def record_end(self, *batch: Any) -> RecordedBatch:
         """Return the position at which this worker's epoch ended, with its last batch, if any."""
@@ -198,11 +188,10 @@ class Epochs:
             raise StateError(refusal)
         if not self.has_begun:
             self._begin()
-        worker, identity = WorkerIdentity(own_worker().num_workers, self.number), RankIdentity(self.ranks, self.rank)
-        pipe = split_by_worker(self.part_of_rank(), worker, identity)
+        pipe = split_by_worker(self.part_of_rank(), self.rank.on_worker(self.number, own_worker().workers))
         seeds, is_worker = SeedGenerator(self._epoch_seed), get_worker_info() is not None
-        if self.ranks > 1:
-            seeds.spawn(self.rank, inplace=True)
+        if self.rank.ranks > 1:
+            seeds.spawn(self.rank.rank, inplace=True)
         if is_worker:  # otherwise, the global generators belong to training
             seeds = seeds.spawn(self.number)
         state = None if self._base.stages is None else self._base
@@ -219,7 +208,7 @@ class Epochs:
         """Return the pipeline after splitting it between the ranks."""
         if not self._is_split:
             return self._pipe
-        return split_by_rank(self._pipe, RankIdentity(self.ranks, self.rank))
+        return split_by_rank(self._pipe, self.rank)
 
     def received_before(self, row: WorkerRow) -> ReceivedEpochs:
         """Return the epochs that the loop has received before it begins another one.

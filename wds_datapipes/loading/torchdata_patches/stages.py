@@ -13,8 +13,10 @@ from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import EmptySourceError, WorkerDiedError
 from wds_datapipes.loading.workers.connection import set_reader
 from wds_datapipes.pipes.graph import graph_of
+from wds_datapipes.pipes.groups import groups_of
 from wds_datapipes.pipes.inspection import count_yielded, name_of, sources_of
-from wds_datapipes.pipes.sharding import groups_of, rank_and_worker_of, rotation_period
+from wds_datapipes.pipes.instance import instance_in
+from wds_datapipes.pipes.sharding import rotation_period
 from wds_datapipes.samples.epochs import EMPTY_PASSES
 
 
@@ -61,7 +63,7 @@ def has_no_share(pipe: Any) -> bool:
         if count == 0:
             continue
         if groups:
-            own = rank_and_worker_of(groups)
+            own = instance_in(groups)
             if own.rank >= count:  # not even the rank's first worker, number `own.rank`, has one
                 raise EmptySourceError(
                     f"Rank {own.rank} of {own.ranks} has none of the {count} shards, so cycle() has nothing to repeat "

@@ -16,14 +16,15 @@ import torch
 from wds_datapipes.loading.checkpoint.format import WorkerState
 from wds_datapipes.loading.epoch import EpochRun, EpochStart, call_with_pipeline
 from wds_datapipes.loading.progress import SnapshotWriter
-from wds_datapipes.loading.splitting import RankIdentity, split_by_worker
-from wds_datapipes.loading.torchdata_api import extract_wrapper
+from wds_datapipes.loading.splitting import split_by_worker
+from wds_datapipes.loading.torchdata_api import WorkerInfo, extract_wrapper
 from wds_datapipes.loading.transport.protocol import Kind
 from wds_datapipes.loading.transport.sender import ReceiverGone, Sender
 from wds_datapipes.loading.transport.serialization import serialize
 from wds_datapipes.loading.transport.shared_memory import new_memory
 from wds_datapipes.loading.workers.dispatch import RoundRobinSender, dispatched_items
 from wds_datapipes.pipes.state.shard_order import listings_before
+from wds_datapipes.types import Instance
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class WorkerJob:
 
     Attributes:
         pipe: the pipeline, in torchdata's wrapper for pickling.
-        info: torchdata's ``WorkerInfo``.
+        instance: the rank and the worker.
         window: the maximum number of messages ahead.
         together: the maximum number of items in a message.
         init_fn: the user's function, called with the pipe and the worker.
@@ -41,12 +42,11 @@ class WorkerJob:
         resumed: the position at which the first epoch resumes.
         records_state: whether to send the state of the pipeline after each item.
         replay_reason: why the worker's pipeline resumes by replay, or "".
-        identity: the identity of the rank.
         name: the name of the process, for errors.
     """
 
     pipe: Any
-    info: Any
+    instance: Instance
     window: int
     together: int
     init_fn: Callable[[Any, Any], Any] | None
@@ -54,7 +54,6 @@ class WorkerJob:
     resumed: WorkerState | None
     records_state: bool
     replay_reason: str
-    identity: RankIdentity
     name: str
 
 
@@ -135,9 +134,10 @@ class Worker:
         self.dispatched = None if source is None else dispatched_items(self.pipe)
         if source is not None and self.dispatched is not None:
             self.dispatched.connect(source)
-        self.pipe = split_by_worker(self.pipe, job.info, job.identity)
+        self.info = WorkerInfo(job.instance.workers, job.instance.worker)
+        self.pipe = split_by_worker(self.pipe, job.instance)
         if job.init_fn is not None:
-            self.pipe = call_with_pipeline("worker_init_fn", job.init_fn(self.pipe, job.info))
+            self.pipe = call_with_pipeline("worker_init_fn", job.init_fn(self.pipe, self.info))
         self.job = job
         self.sender = sender
         self.iterator: Iterator[Any] | None = None
@@ -224,7 +224,7 @@ class Worker:
             owns_generators=True,
             iter_reset_fn=iter_reset_fn,
             worker_reset_fn=job.reset_fn,
-            info=job.info,
+            info=self.info,
             place=place,
         )
         self.epoch = epoch_run = EpochRun(self.pipe, start, counters=self.sender.counters)

@@ -12,11 +12,10 @@ from torch.utils.data import get_worker_info
 from wds_datapipes.arguments import check_integer
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import CacheError
-from wds_datapipes.pipes.declarations import instance_of
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import PipelineGraph
+from wds_datapipes.pipes.groups import groups_of, part_in
 from wds_datapipes.pipes.inspection import splits, takes_seed
-from wds_datapipes.pipes.sharding import groups_of
 from wds_datapipes.pipes.stage import EngineStage, register_stage
 from wds_datapipes.pipes.state.description import FREE, descriptions
 from wds_datapipes.samples.caching import CachedPart, MemoryCache, cached_on_disk
@@ -117,7 +116,7 @@ def _part(graph: PipelineGraph) -> CachedPart:
                     f"cache_samples cannot determine which part of the data this worker has, because "
                     f"{type(stage).__name__}, which splits it, has no attribute 'groups' like torch's ShardingFilter"
                 )
-            parts.add(CachedPart(*instance_of(groups)))
+            parts.add(CachedPart(*part_in(groups)))
     if len(parts) > 1:
         raise CacheError(f"cache_samples has sources that are split in different ways: {sorted(parts)}")
     info = get_worker_info()

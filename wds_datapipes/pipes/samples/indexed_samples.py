@@ -30,9 +30,10 @@ from wds_datapipes.index.read.dataset_reader import DatasetReader
 from wds_datapipes.index.read.epoch_samples import EpochSamples
 from wds_datapipes.index.read.indexed_shards import IndexedShards
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
-from wds_datapipes.pipes.declarations import Groups
+from wds_datapipes.pipes.groups import Groups
+from wds_datapipes.pipes.instance import instance_in
 from wds_datapipes.pipes.samples.indexed_dataset import IndexedDataset
-from wds_datapipes.pipes.sharding import SplittingStage, rank_and_worker_of, warn_of_copies
+from wds_datapipes.pipes.sharding import SplittingStage, warn_of_copies
 from wds_datapipes.pipes.stage import SnapshotStage
 from wds_datapipes.pipes.state.seeding import PlaceOfStage, SeededStage
 from wds_datapipes.received_epochs import Left, ReceivedEpochs, Rows
@@ -40,7 +41,7 @@ from wds_datapipes.samples.fields import PADDING_MARK
 from wds_datapipes.shards.held_samples import NONE_AWAITED, Awaited
 from wds_datapipes.shards.position import Resharding, SamplePosition
 from wds_datapipes.signatures import spelled_for
-from wds_datapipes.types import Sample
+from wds_datapipes.types import Instance, Sample
 from wds_datapipes.user_warnings import warn_user
 
 #: The stage warns if it must sort more samples than this for each one that it yields; sorting 256 takes about 0.1 ms.
@@ -253,7 +254,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
 
     def __iter__(self) -> Iterator[Sample]:
         warn_of_copies(self)
-        if is_first := not any(self._instance()[1::2]):  # the first worker of the first rank
+        if is_first := self._instance.is_first:
             self._warn_of_costs()
         order = self.order_of_epoch()
         (done, self._rest, again), self._loaded = self._loaded or (0, WHOLE_EPOCH, NONE_AWAITED), None
@@ -309,8 +310,8 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
 
     def _warn_of_costs(self) -> None:
         """Warn if a worker sorts far more samples than it yields, or reads from more shards than it keeps open."""
-        ranks, _, workers, _ = self._instance()
-        others = ranks * workers // self.lanes
+        ranks = self._instance.ranks
+        others = self._instance.count // self.lanes
         if self._shards.lengths is not None and others >= MANY_SORTED and ranks > self.lanes:
             warn_user(
                 f"bucket_by sorts whole windows of a lane. With lanes={self.lanes}, a worker of {ranks} ranks sorts "
@@ -423,17 +424,14 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
 
     def _share(self, rest: RestOfEpoch = WHOLE_EPOCH) -> BatchShare:
         """Return the share of this instance in the rest of an epoch."""
-        return self._share_of(*self._instance(), rest)
+        return self._share_of(self._instance, rest)
 
-    def _instance(self) -> tuple[int, int, int, int]:
-        """Return the number of ranks, this rank, the number of its workers, and this worker."""
-        rank, workers, worker, ranks = rank_and_worker_of(self.groups)
-        return ranks, rank, workers, worker
+    @property
+    def _instance(self) -> Instance:
+        return instance_in(self.groups)
 
-    def _share_of(self, ranks: int, rank: int, workers: int, worker: int, rest: RestOfEpoch) -> BatchShare:
-        return BatchShare(
-            self._count, self.batch_of(ranks), self.remainder, ranks, rank, workers, worker, rest, self.lanes
-        )
+    def _share_of(self, instance: Instance, rest: RestOfEpoch) -> BatchShare:
+        return BatchShare(self._count, self.batch_of(instance.ranks), self.remainder, instance, rest, self.lanes)
 
     def batch_of(self, ranks: int) -> int:
         """Return the number of samples in a batch over all ranks, in the last phase up to this epoch."""
@@ -451,7 +449,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         """
         ranks = 1 if batch % ranks else ranks  # an earlier phase had other ranks
         shares = [
-            BatchShare(self._count, batch, self.remainder, ranks, rank, rest=rest, lanes=self.lanes)
+            BatchShare(self._count, batch, self.remainder, Instance(rank, ranks), rest, self.lanes)
             for rank in range(ranks)
         ]
         return [np.concatenate([*share.positions(number * share.size, number + 1)]) for share in shares]
@@ -492,7 +490,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
     def snapshot(self) -> dict[str, Any]:
         """Return the number of samples that this instance has yielded in the epoch, and the number of ranks."""
         done, rest, _ = self._loaded or (self._done, self._rest, NONE_AWAITED)
-        state: dict[str, Any] = {"passed": done, "ranks": self._instance()[0]}
+        state: dict[str, Any] = {"passed": done, "ranks": self._instance.ranks}
         if rest != WHOLE_EPOCH:
             state["rest"] = rest.state_dict()
         return state
@@ -509,7 +507,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
 
     def is_alike_on_ranks(self, state: Mapping[str, Any], ranks: int, workers: int, worker: int) -> bool:
         """Whether the same worker on every rank has this state; the position in the epoch determines it."""
-        share = self._share_of(ranks, 0, workers, worker, RestOfEpoch.from_state(state.get("rest")))
+        share = self._share_of(Instance(0, ranks, worker, workers), RestOfEpoch.from_state(state.get("rest")))
         return share.is_alike_on_ranks(state["passed"])
 
     def reshard_states(self, resharding: Resharding) -> list[dict[str, Any]]:
@@ -518,8 +516,9 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         # An instance that has not begun does not know the number. If none has begun, nothing depends on it.
         ranks = next((state["ranks"] for state in known if state.get("passed")), 1)
         rest = RestOfEpoch.from_state(next((state["rest"] for state in known if "rest" in state), None))
+        workers = len(known) // ranks
         shares = [
-            (self._share_of(ranks, number % ranks, len(known) // ranks, number // ranks, rest), state.get("passed", 0))
+            (self._share_of(Instance(number % ranks, ranks, number // ranks, workers), rest), state.get("passed", 0))
             for number, state in enumerate(known)
         ]
         held = chain.from_iterable(map(resharding.waiting, range(len(known))))

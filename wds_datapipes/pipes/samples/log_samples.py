@@ -9,7 +9,7 @@ from typing import Any
 
 from wds_datapipes.arguments import check_integer, check_optional_integer
 from wds_datapipes.datapipes import IterDataPipe
-from wds_datapipes.pipes.sharding import find_process
+from wds_datapipes.pipes.instance import instance_of_process
 from wds_datapipes.pipes.stage import CountingStage, register_stage
 from wds_datapipes.pipes.state.seeding import PlaceOfStage
 from wds_datapipes.samples.sample_log import LogTarget, log_samples
@@ -75,7 +75,7 @@ class SampleLogger(CountingStage[Any]):
         Raises:
             RuntimeError: there is no log without the number of the epoch and the positions of samples.
         """
-        rank, workers, worker, ranks = find_process(self)
+        instance = instance_of_process(self)
         options, path = super().function_options(), self.position_log
         place, self.place_in_run = self.place_in_run, None
         if path is not None:
@@ -84,5 +84,6 @@ class SampleLogger(CountingStage[Any]):
                     "log_samples(positions=) needs samples from shards, and StatefulShards or a ShardReadingService "
                     "that counts epochs. Put it after .mix_samples() and .with_epoch(), which restart their sources"
                 )
-            path = path / f"{place.first:016x}" / f"{place.epoch:06}-{rank}of{ranks}-{worker}of{workers}.positions"
-        return {**options, "rank": rank, "worker": worker, "positions": path}
+            name = f"{instance.rank}of{instance.ranks}-{instance.worker}of{instance.workers}"
+            path = path / f"{place.first:016x}" / f"{place.epoch:06}-{name}.positions"
+        return {**options, "rank": instance.rank, "worker": instance.worker, "positions": path}

@@ -9,7 +9,8 @@ from typing import Any
 
 from wds_datapipes.arguments import check_choice
 from wds_datapipes.datapipes import IterDataPipe
-from wds_datapipes.pipes.sharding import find_rank_and_worker, has_no_shards, refuse_remote, rotation_period
+from wds_datapipes.pipes.instance import instance_of
+from wds_datapipes.pipes.sharding import has_no_shards, refuse_remote, rotation_period
 from wds_datapipes.pipes.stage import SnapshotStage, position_reader_of, register_stage
 from wds_datapipes.pipes.state.nested_sources import BEGINNING, NestedPasses, first_seeds
 from wds_datapipes.pipes.state.pipeline_state import reshard_states
@@ -167,7 +168,7 @@ class SampleMixer(SeededStage, SnapshotStage[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         sources = self.nested_sources()
-        instance = find_rank_and_worker(self)
+        instance = instance_of(self)
         (loaded, again), self._loaded = self._loaded or (self._beginning(), NONE_AWAITED), None
         states = loaded.get("sources", [{}] * len(sources))
         self._firsts = [first_seeds(source, before) for source, before in zip(sources, self._firsts, strict=True)]

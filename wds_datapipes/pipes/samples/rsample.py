@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 from wds_datapipes.datapipes import IterDataPipe
-from wds_datapipes.pipes.sharding import find_rank_and_worker
+from wds_datapipes.pipes.instance import instance_of
 from wds_datapipes.pipes.stage import CountingStage, register_stage
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.samples.sampling import rsample
@@ -47,7 +47,7 @@ class SampleRsampler(SeededStage, CountingStage[Any]):
     def reset(self) -> None:
         """Start an epoch with the seed that was set for it, or one from torch's generator."""
         # torch's DataLoader sets the same seed in all workers, so they would keep the same positions.
-        instance = find_rank_and_worker(self)
+        instance = instance_of(self)
         self._rng.seed(derived_seed("rsample", self.take_seed(), instance.rank, instance.worker))
 
     def function_options(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import graph_of
-from wds_datapipes.pipes.sharding import find_rank_and_worker
+from wds_datapipes.pipes.instance import instance_of
 from wds_datapipes.pipes.stage import FunctionStage, SnapshotStage, position_reader_of
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.samples.sampling import SampleSeeds
@@ -59,11 +59,11 @@ class SeedingStage(SeededStage, FunctionStage[T_co], SnapshotStage[T_co]):
 
     def function_options(self) -> dict[str, Any]:
         """Return the arguments of the function for a new iteration."""
-        instance = find_rank_and_worker(self)
+        instance = instance_of(self)
         seeds = SampleSeeds(
             self.seeded_by,
             self._own_seed,
-            rank_and_worker=(instance.rank, instance.worker),
+            instance=instance,
             repeats=any(declared(each).repeats_shards for each in graph_of(self.source).stages),
             counter=self._start_progress(ItemCounter()),
             position=None if self.has_state else position_reader_of(self.source),

@@ -7,14 +7,8 @@ from typing import Any
 
 from wds_datapipes.arguments import check_integer
 from wds_datapipes.datapipes import IterDataPipe
-from wds_datapipes.pipes.sharding import (
-    find_rank_and_worker,
-    has_no_shards,
-    number_instances,
-    refuse_remote,
-    rotation_period,
-    share,
-)
+from wds_datapipes.pipes.instance import instance_of
+from wds_datapipes.pipes.sharding import has_no_shards, number_instances, refuse_remote, rotation_period
 from wds_datapipes.pipes.stage import SnapshotStage, position_reader_of, register_stage
 from wds_datapipes.pipes.state.nested_sources import NestedPasses
 from wds_datapipes.samples.epochs import Stream
@@ -67,7 +61,7 @@ class EpochSetter(SnapshotStage[Any]):
         self.n = check_integer("n, the number of items in an epoch,", n, 1)
         self._loaded: tuple[Mapping[str, Any], Awaited] | None = None
         self._stream: Stream[Any] = Stream()
-        self._passes = NestedPasses(source, find_rank_and_worker(source), None)
+        self._passes = NestedPasses(source, instance_of(source), None)
         self._seed: int | None = None
 
     def set_seed(self, seed: int) -> EpochSetter:
@@ -127,7 +121,7 @@ class EpochSetter(SnapshotStage[Any]):
         elif state:
             lasting = state["lasting"]
             self._passes = NestedPasses(
-                self.source, find_rank_and_worker(self.source), lasting["seed"], lasting["first"], lasting
+                self.source, instance_of(self.source), lasting["seed"], lasting["first"], lasting
             )
             items = yield from self._passes.resume_from(self.source, again)
             is_open = lasting["is_open"]
@@ -135,7 +129,7 @@ class EpochSetter(SnapshotStage[Any]):
             del items
         self._loaded = None  # not earlier: a reader of repeated samples may stop at the last of them
         yield from self._stream.take(
-            share(self.n, find_rank_and_worker(self.source)),
+            instance_of(self.source).share_of(self.n),
             begin=self._begin,
             has_no_shards=lambda: has_no_shards(self.source),
             rotation_period=lambda: rotation_period(self.source),
@@ -143,12 +137,12 @@ class EpochSetter(SnapshotStage[Any]):
 
     def share_length(self, instance: Instance) -> None:  # noqa: ARG002 - without a split, each worker yields all
         """Make ``len()`` return one worker's part."""
-        self._share = share(self.n, find_rank_and_worker(self.source))
+        self._share = instance_of(self.source).share_of(self.n)
 
     def __len__(self) -> int:
         return self.n if self._share is None else self._share
 
     def _begin(self, number: int) -> Iterator[Any]:
         if number == 0:
-            self._passes = NestedPasses(self.source, find_rank_and_worker(self.source), self._seed)
+            self._passes = NestedPasses(self.source, instance_of(self.source), self._seed)
         return self._passes.begin(self.source, number)

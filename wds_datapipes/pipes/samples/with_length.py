@@ -7,7 +7,6 @@ from typing import Any
 
 from wds_datapipes.arguments import check_integer
 from wds_datapipes.datapipes import IterDataPipe
-from wds_datapipes.pipes.sharding import share
 from wds_datapipes.pipes.stage import EngineStage, register_stage
 from wds_datapipes.types import Instance
 
@@ -46,7 +45,7 @@ class LengthSetter(EngineStage[Any]):
 
     def share_length(self, instance: Instance) -> None:
         """Make ``len()`` return one worker's part."""
-        self._share = share(self.n, instance)
+        self._share = instance.share_of(self.n)
 
     def __len__(self) -> int:
         return self.n if self._share is None else self._share

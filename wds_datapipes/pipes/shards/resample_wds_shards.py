@@ -10,8 +10,9 @@ from typing import Any
 from wds_datapipes.arguments import check_integer, check_optional_integer
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import EmptySourceError
-from wds_datapipes.pipes.declarations import Groups
-from wds_datapipes.pipes.sharding import SplittingStage, rank_and_worker_of, share
+from wds_datapipes.pipes.groups import Groups
+from wds_datapipes.pipes.instance import instance_in
+from wds_datapipes.pipes.sharding import SplittingStage
 from wds_datapipes.pipes.stage import register_stage
 from wds_datapipes.pipes.state.empty_passes import EmptyPassGuard
 from wds_datapipes.pipes.state.seeding import SeededStage
@@ -63,7 +64,7 @@ class ShardResampler(SeededStage, SplittingStage[str]):
 
     def reset(self) -> None:
         """Start an epoch with the seed that was set for it, or one from torch's generator."""
-        instance = rank_and_worker_of(self.groups)
+        instance = instance_in(self.groups)
         self._rng.seed(derived_seed("resample_wds_shards", self.seed, self.take_seed(), instance.rank, instance.worker))
 
     def __iter__(self) -> Iterator[str]:
@@ -85,5 +86,6 @@ class ShardResampler(SeededStage, SplittingStage[str]):
     def _share(self) -> int | None:
         if self.count is None:
             return None
-        instance = rank_and_worker_of(self.groups)
-        return share(self.count, instance._replace(worker=(instance.worker + self.turn) % instance.workers))
+        instance = instance_in(self.groups)
+        turned = (instance.worker + self.turn) % instance.workers
+        return instance.on_worker(turned, instance.workers).share_of(self.count)

@@ -9,9 +9,9 @@ from typing import Any
 from wds_datapipes.arguments import check_call
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.on_error.policy import OnError
-from wds_datapipes.pipes.sharding import find_process
+from wds_datapipes.pipes.instance import instance_of_process
 from wds_datapipes.pipes.stage import FunctionStage, register_stage
-from wds_datapipes.types import Sample, ShardInfo
+from wds_datapipes.types import ALONE, Sample, ShardInfo
 
 
 @register_stage("write_wds_shards")
@@ -72,7 +72,7 @@ class SampleWriter(FunctionStage[ShardInfo]):
         on_error: OnError = "raise",
         **options: Any,
     ) -> None:
-        from wds_datapipes.writing.shard_writer import ALONE, ShardWriter
+        from wds_datapipes.writing.shard_writer import ShardWriter
 
         written = {"maxcount": maxcount, "maxsize": maxsize, "start_shard": start_shard, **options}
         super().__init__(source, pattern=os.fspath(pattern), on_error=on_error, **written)
@@ -97,4 +97,4 @@ class SampleWriter(FunctionStage[ShardInfo]):
 
     def function_options(self) -> dict[str, Any]:
         """Return the arguments of the function for a new iteration."""
-        return {**super().function_options(), "share": find_process(self.source)}
+        return {**super().function_options(), "share": instance_of_process(self.source)}

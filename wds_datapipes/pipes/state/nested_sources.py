@@ -139,6 +139,7 @@ class NestedPasses:
     def _set_seeds(self, source: Pipe) -> None:
         graph = PipelineGraph(source)
         before = graph.before_split
+        own = self._instance.rank, self._instance.workers, self._instance.worker
         stages = list(zip(graph.random_stages, self.first, strict=True))
         shared = [first for stage, first in stages if id(stage) in before and first is not None]
         for position, (stage, first) in enumerate(stages):
@@ -149,7 +150,7 @@ class NestedPasses:
                 if shared:
                     stage.set_seed(derived_seed("shared", *shared, self.number, position))
             elif self.seed is not None:
-                stage.set_seed(derived_seed("own", self.seed, *self._instance[:3], self.number, position))
+                stage.set_seed(derived_seed("own", self.seed, *own, self.number, position))
 
 
 def first_seeds(source: Pipe, before: Sequence[int | None] | None = None) -> list[int | None]:

@@ -22,6 +22,7 @@ from wds_datapipes.index.read.plan import gap_of
 from wds_datapipes.index.read.sample_reader import MAX_REQUEST_GAP_BYTES
 from wds_datapipes.seeds import derived_seed
 from wds_datapipes.shard_cache.eviction import STALE_PASSES
+from wds_datapipes.types import Instance
 
 #: The maximum number of samples per host and epoch for which the order is computed. With more samples, part of each
 MAX_SAMPLES = 1 << 18
@@ -171,8 +172,8 @@ class _Planner:
 
     def share(self, rank: int, worker: int) -> BatchShare:
         shape = self.shape
-        place = shape.ranks, rank, shape.num_workers, worker
-        return BatchShare(self.samples, shape.global_batch_size, shape.remainder, *place, lanes=shape.lanes)
+        instance = Instance(rank, shape.ranks, worker, shape.num_workers)
+        return BatchShare(self.samples, shape.global_batch_size, shape.remainder, instance, lanes=shape.lanes)
 
     def order(self, epoch: int) -> LaneOrder:
         shape = self.shape

@@ -22,7 +22,7 @@ from wds_datapipes.loading.checkpoint.amendment import adopt
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState, checkpoints_in
 from wds_datapipes.loading.checkpoint.resharding import place_of
 from wds_datapipes.loading.epoch import EpochRun, EpochSeeds, EpochStart, PlaceInRun, seed_stages
-from wds_datapipes.loading.splitting import RankIdentity, WorkerIdentity, split_by_rank, split_by_worker
+from wds_datapipes.loading.splitting import split_by_rank, split_by_worker
 from wds_datapipes.pipes.graph import PipelineGraph, graph_of
 from wds_datapipes.pipes.inspection import call_of
 from wds_datapipes.pipes.state.description import descriptions
@@ -31,7 +31,7 @@ from wds_datapipes.received_epochs import ReceivedEpochs
 from wds_datapipes.redaction import hides_credentials, redact
 from wds_datapipes.seeds import SeedGenerator
 from wds_datapipes.tools.runs.logged_steps import LoggedSteps
-from wds_datapipes.types import Sample
+from wds_datapipes.types import Instance, Sample
 from wds_datapipes.user_warnings import warn_user
 
 
@@ -187,8 +187,8 @@ class RunSteps:
         done = batch // workers * size // self._ranks
         state = WorkerState.of([{"passed": done, "rest": rest.state_dict()}])
         for rank, positions in enumerate(parts):
-            identity, seeds = RankIdentity(self._ranks, rank), SeedGenerator(self._seed_of(epoch))
-            split_by_worker(split_by_rank(pipe, identity), WorkerIdentity(workers, worker), identity)
+            instance, seeds = Instance(rank, self._ranks, worker, workers), SeedGenerator(self._seed_of(epoch))
+            split_by_worker(split_by_rank(pipe, instance), instance)
             seeds = seeds.spawn(rank) if self._ranks > 1 else seeds
             seeds = seeds.spawn(worker) if self.saved.workers else seeds
             run = EpochRun(
