@@ -18,7 +18,7 @@ from wds_datapipes import DatasetSpec, ShardList, TarWriter
 from wds_datapipes.codecs import media, plain_values
 from wds_datapipes.errors import MissingDependencyError
 from wds_datapipes.extras import DATALOADER2, NODES
-from wds_datapipes.io.remote.filesystem import EXTRAS
+from wds_datapipes.io.file_systems import FILE_SYSTEMS
 from wds_datapipes.testing import check_resume
 from wds_datapipes.tools.cli.plan import draw
 from wds_datapipes.tools.prepare.sources.imagenet import find_imagenet
@@ -119,7 +119,8 @@ DISTRIBUTIONS = {
 
 def required() -> set[tuple[str, str]]:
     """The packages and extras in all calls of ``require``."""
-    found = set(EXTRAS.values())  # the only call whose arguments are not constants
+    # The only call whose arguments are not constants.
+    found = {(each.package, each.extra) for each in FILE_SYSTEMS.values() if each.package}
     for path in SOURCES.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "require":
@@ -191,8 +192,9 @@ def test_each_extra_installs_its_package() -> None:
 
 
 def test_every_scheme_that_needs_a_package_is_in_the_table() -> None:
-    assert {"s3", "gs", "az", "hf", "sftp"} <= set(EXTRAS)
-    assert set(EXTRAS) <= {*known_implementations, "abfss"}  # adlfs registers it if it is installed
+    assert {"s3", "gs", "az", "hf", "sftp"} <= set(FILE_SYSTEMS)
+    needy = {scheme for scheme, each in FILE_SYSTEMS.items() if each.package}
+    assert needy <= {*known_implementations, "abfss"}  # adlfs registers it if it is installed
 
 
 def test_the_extra_all_contains_every_other_one_but_those_of_single_clouds_and_dali() -> None:

@@ -24,6 +24,7 @@ from wds_datapipes.foreign_names import explain_imports as _explain_imports
 from wds_datapipes.foreign_names import explain_name as _explain_name
 from wds_datapipes.io.openers import register_opener
 from wds_datapipes.io.read_limits import ReadLimits
+from wds_datapipes.io.timeouts import Timeouts
 from wds_datapipes.loading.torchdata_patches.on_import import has_dataloader2 as _has_dataloader2
 from wds_datapipes.loading.torchdata_patches.patches import apply as _apply_patches
 from wds_datapipes.loading.torchdata_patches.patches import list_patches
@@ -73,6 +74,7 @@ __all__ = [
     "Stage",
     "StatefulShards",
     "TarWriter",
+    "Timeouts",
     "WorkerReport",
     "collate_samples",
     "convert_shards",

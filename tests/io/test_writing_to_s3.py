@@ -24,7 +24,7 @@ from web_server import serving
 from wds_datapipes import ConvertedShard, ShardList, TarWriter, convert_shards
 from wds_datapipes.errors import ShardOpenError, ShardWriteError
 from wds_datapipes.index import check_index, read_index
-from wds_datapipes.io import sinks
+from wds_datapipes.io.output import upload
 from wds_datapipes.io.output.sink import size_of
 from wds_datapipes.parallel import executors
 from wds_datapipes.testing import build_shard
@@ -101,7 +101,7 @@ def bucket(s3_store: Any) -> Iterator[Any]:
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    monkeypatch.setattr(sinks, "PART_BYTES", PART)
+    monkeypatch.setattr(upload, "PART_BYTES", PART)
 
 
 def uploads(bucket: Any) -> list[str]:

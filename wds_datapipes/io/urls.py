@@ -11,6 +11,7 @@ from urllib.request import url2pathname
 
 from wds_datapipes.arguments import checks_calls
 from wds_datapipes.errors import ShardError, ShardOpenError, UnsafeInputError
+from wds_datapipes.io.file_systems import FILE_SYSTEMS, is_web
 from wds_datapipes.redaction import redact
 from wds_datapipes.types import Opener
 
@@ -107,7 +108,7 @@ def store_of(url: str) -> str:
 
 def without_query(url: str) -> str:
     """Return the URL of a file on a web server without its query, and any other URL unchanged."""
-    return url.partition("?")[0] if split_scheme(url)[0] in ("http", "https") else url
+    return url.partition("?")[0] if is_web(split_scheme(url)[0]) else url
 
 
 class OpeningURL(str):
@@ -220,11 +221,8 @@ def known_schemes() -> list[str]:
     return sorted({*BUILT_IN, *_registered} - {""})
 
 
-#: The schemes that ``allow_local_files=False`` allows: files on a network. All others are rejected, since fsspec has
-#: file systems that read local files, unpack archives, or read from another URL.
-NETWORK_SCHEMES = frozenset(
-    {"abfs", "abfss", "ais", "az", "ftp", "gcs", "gs", "hf", "http", "https", "s3", "s3a", "sftp"}
-)
+#: The schemes that ``allow_local_files=False`` allows.
+NETWORK_SCHEMES = frozenset(scheme for scheme, found in FILE_SYSTEMS.items() if found.is_on_network)
 #: The schemes of commands and standard input.
 COMMANDS = ("pipe", "-")
 #: Errors show this many characters of a rejected URL.

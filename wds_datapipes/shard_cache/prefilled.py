@@ -13,6 +13,7 @@ from urllib.parse import quote, unquote
 from wds_datapipes.errors import MissingDependencyError, ShardError, TruncatedShardError
 from wds_datapipes.io.compression.formats import SHARD_SUFFIXES
 from wds_datapipes.io.file_lock import READ_ONLY
+from wds_datapipes.io.file_systems import is_web
 from wds_datapipes.io.openers import split_scheme
 from wds_datapipes.io.remote.remote_file import FileFacts
 from wds_datapipes.io.urls import OpeningURL, without_query
@@ -42,7 +43,7 @@ def own_names(url: str) -> Iterator[str]:
         yield quote(url, safe=UNQUOTED)[-LONGEST:]
         return
     path = rest.lstrip("/").partition("#")[0]
-    parts = PurePosixPath(unquote(path) if scheme in ("http", "https") else path).parts[1:]  # without host or bucket
+    parts = PurePosixPath(unquote(path) if is_web(scheme) else path).parts[1:]  # without host or bucket
     if ".." not in parts and not is_copy(parts[-1] if parts else ""):  # the copy of another URL is none of this one
         yield from ("/".join(parts[first:]) for first in range(len(parts)))
 

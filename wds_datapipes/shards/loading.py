@@ -17,6 +17,7 @@ from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.prefetch import ShardPrefetcher
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.io.streams import name_read_errors
+from wds_datapipes.io.timeouts import Timeouts
 from wds_datapipes.io.urls import OpeningURL, check_url
 from wds_datapipes.on_error.policy import CountedErrors, ErrorPolicy, OnError, check_on_error
 from wds_datapipes.redaction import short_repr
@@ -47,7 +48,7 @@ class StreamOptions:
 
     on_error: OnError | CountedErrors = "raise"
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
-    timeout_s: float | None = None
+    timeout_s: float | Timeouts | None = None
     retries: int | None = None
     #: In bytes; 0 disables prefetching.
     read_ahead: int = 0
@@ -58,8 +59,7 @@ class StreamOptions:
 
     def __post_init__(self) -> None:
         check_on_error(self.on_error)
-        if self.timeout_s is not None and not self.timeout_s > 0:
-            raise ValueError(f"timeout_s must be a positive number of seconds, not {self.timeout_s!r}")
+        Timeouts.of(self.timeout_s)
         check_optional_integer("retries", self.retries, 0)
         check_integer("read_ahead", self.read_ahead, 0)
         check_integer("open_shards", self.open_shards, 1)

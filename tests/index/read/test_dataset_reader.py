@@ -32,7 +32,7 @@ from wds_datapipes.index.read.dataset_reader import DatasetReader
 from wds_datapipes.index.read.fetch import ShardRanges
 from wds_datapipes.index.read.indexed_shards import IndexedShards
 from wds_datapipes.index.read.sample_reader import SampleReader
-from wds_datapipes.io.remote import http_request
+from wds_datapipes.io import timeouts
 from wds_datapipes.io.remote.request_steps import Steps, run_steps
 from wds_datapipes.testing import build_shard
 
@@ -432,7 +432,7 @@ def test_a_shard_that_fails_to_open_ahead_of_an_epoch_is_opened_again(
 def test_a_server_that_never_answers_holds_up_only_its_own_samples(
     proxy: FaultProxy, shards: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_request, "CONNECT_S", LIMIT_S)
+    monkeypatch.setattr(timeouts, "CONNECT_S", LIMIT_S)
     silent, released = socket.create_server(("127.0.0.1", 0)), threading.Event()
 
     def release() -> None:

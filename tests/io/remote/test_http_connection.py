@@ -22,6 +22,7 @@ from wds_datapipes.io import prefetch
 from wds_datapipes.io.openers import open_parts, open_url
 from wds_datapipes.io.remote import http, http_connection
 from wds_datapipes.io.remote.http_connection import POOL, Connection, ConnectionPool
+from wds_datapipes.io.timeouts import Timeouts
 from wds_datapipes.testing import build_shard
 
 BODY = bytes(range(256)) * 40
@@ -87,7 +88,9 @@ def test_a_connection_closed_at_a_request_is_replaced(site: Site) -> None:
     assert read(site.url()) == BODY
     assert len(site.accepted) == 2
     POOL.clear()
-    assert next(http.HttpClient("http", {}, 1.0).open_steps(site.url())) is None  # connecting may block
+    assert (
+        next(http.HttpClient("http", {}, Timeouts().resolve()).open_steps(site.url())) is None
+    )  # connecting may block
     site.hangs_up = True  # a new connection that is closed is an error
     with pytest.raises(ShardOpenError, match="RemoteDisconnected"):
         read(site.url())
@@ -151,10 +154,10 @@ def test_a_few_connections_are_kept_for_a_limited_time(site: Site, monkeypatch: 
     pool = ConnectionPool(lambda: now[0])
     for _ in range(5):
         connection = Connection(socket.create_connection(("127.0.0.1", site.server_port)))
-        pool.put("key", connection)
+        pool.put("key", connection, 15.0)
         now[0] += 1
     assert pool.take("other key") is None
-    now[0] = 3 + http_connection.MAX_IDLE_S  # the first of the last three is too old
+    now[0] = 3 + 15.0  # the first of the last three is too old
     kept = [pool.take("key") for _ in range(3)]
     assert kept[0] is connection
     assert [each is None for each in kept] == [False, False, True]
@@ -171,7 +174,7 @@ def test_threads_that_start_together_read_the_system_certificates_once(monkeypat
 
     def connect(_: int) -> None:
         start.wait()
-        http.HttpClient("", {}, 1.0)
+        http.HttpClient("", {}, Timeouts().resolve())
 
     monkeypatch.setattr(ssl, "create_default_context", count)
     http._ssl_context.cache_clear()

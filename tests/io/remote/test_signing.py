@@ -14,7 +14,8 @@ from wds_datapipes.errors import ShardOpenError
 from wds_datapipes.io.openers import open_parts, open_url
 from wds_datapipes.io.remote.filesystem import RemotePath
 from wds_datapipes.io.remote.request_steps import run_steps
-from wds_datapipes.io.remote.signing import REUSED_S, RequestSigner, SignedRequest, signer_of
+from wds_datapipes.io.remote.signing import RequestSigner, SignedRequest, signer_of
+from wds_datapipes.io.timeouts import Timeouts
 
 BODY = bytes(range(256)) * 40
 
@@ -86,10 +87,11 @@ def test_s3fs_reads_what_only_its_client_can(proxy: FaultProxy, more: dict[str, 
 
 
 def test_a_signature_is_used_for_minutes(proxy: FaultProxy) -> None:
+    signing_s = Timeouts().signing_s
     urls, now = iter(("http://a/1", "http://a/2")), [0.0]
     remote = RemotePath("s3://signed/a.tar", options(proxy))
     signer = RequestSigner(remote, lambda *_: SignedRequest(next(urls), {}), lambda: now[0])
-    for now[0], number, steps in ((0.0, 1, [None]), (REUSED_S - 1.0, 1, []), (REUSED_S, 2, [None])):
+    for now[0], number, steps in ((0.0, 1, [None]), (signing_s - 1.0, 1, []), (signing_s, 2, [None])):
         assert [*signer()] == steps  # it may block
         assert [*signer()] == []
         assert run_steps(signer())[1] == f"http://a/{number}"

@@ -17,12 +17,14 @@ from wds_datapipes import ShardList
 from wds_datapipes.counters import Counters
 from wds_datapipes.errors import ChangedShardError, ShardReadError
 from wds_datapipes.io.daemon_threads import TooSlowError
+from wds_datapipes.io.file_systems import FILE_SYSTEMS, FileSystem, file_system_of
 from wds_datapipes.io.openers import open_url
-from wds_datapipes.io.remote.filesystem import TIMEOUT_S, RemotePath, with_timeouts
-from wds_datapipes.io.remote.fsspec_file import BLOCK_BYTES, BLOCK_TIMEOUTS, UNGUARDED
+from wds_datapipes.io.remote.filesystem import RemotePath
+from wds_datapipes.io.remote.fsspec_file import BLOCK_BYTES
 from wds_datapipes.io.remote.request_steps import Steps, run_steps
 from wds_datapipes.io.remote.resuming_stream import MonitoredFile
 from wds_datapipes.io.remote.retry import is_transient
+from wds_datapipes.io.timeouts import BLOCK_RESPONSES, RESPONSE_S, Timeouts
 from wds_datapipes.io.urls import store_of
 from wds_datapipes.testing import build_shard
 
@@ -47,10 +49,13 @@ def begins(proxy: FaultProxy) -> list[int]:
     return [int((part or "bytes=0-").removeprefix("bytes=").partition("-")[0]) for _, part in proxy.asked]
 
 
-def test_a_dripping_response_is_resumed_over_another_connection(proxy: FaultProxy, url: str) -> None:
+@pytest.mark.parametrize("limits", [1, Timeouts(response_s=60, stalled_s=1)])
+def test_a_dripping_response_is_resumed_over_another_connection(
+    proxy: FaultProxy, url: str, limits: float | Timeouts
+) -> None:
     # Each byte arrives well within the timeout of a read.
     proxy.faults[:] = [Fault(at=20_000, how="drip")] * 2
-    samples = list(ShardList([url]).load_wds_shards(timeout_s=1, read_ahead=0).group_samples())
+    samples = list(ShardList([url]).load_wds_shards(timeout_s=limits, read_ahead=0).group_samples())
     assert [(sample["__key__"], sample["bin"]) for sample in samples] == [(s["__key__"], s["bin"]) for s in SAMPLES]
     (_, first, second) = begins(proxy)
     assert 20_000 <= first < 21_000
@@ -190,7 +195,7 @@ def test_a_stalled_library_without_timeouts_is_abandoned(blocks: type[Blocks]) -
 def test_a_library_that_never_responds_is_an_error(blocks: type[Blocks]) -> None:
     hangs = threading.Event()
     blocks.on_block = lambda _: hangs.wait(60)
-    seconds = rf"{0.02 * BLOCK_TIMEOUTS:g} s"
+    seconds = rf"{0.02 * BLOCK_RESPONSES:g} s"
     with (
         pytest.raises(
             ShardReadError, match=rf"blocks://a failed after 0 bytes: TooSlowError: .* within {seconds}.* \(3 attempts"
@@ -202,7 +207,7 @@ def test_a_library_that_never_responds_is_an_error(blocks: type[Blocks]) -> None
 
 
 def test_all_blocks_are_of_one_version(blocks: type[Blocks], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wds_datapipes.io.remote.fsspec_file.UNGUARDED", UNGUARDED | {"blocks"})
+    monkeypatch.setitem(FILE_SYSTEMS, "blocks", FileSystem(may_mix_versions=True))
 
     def replace(block: int) -> None:
         blocks.version = 1 if block < 2 else 2
@@ -213,7 +218,7 @@ def test_all_blocks_are_of_one_version(blocks: type[Blocks], monkeypatch: pytest
         assert b"".join(received) == blocks.body[: 2 * BLOCK_BYTES]
         with pytest.raises(ChangedShardError, match="blocks://a was replaced while it was read"):
             stream.read(1)
-    assert {"gs", "az", "abfs", "hf"} <= UNGUARDED
+    assert all(file_system_of(scheme).may_mix_versions for scheme in ("gs", "az", "abfs", "hf"))
 
 
 # The options of libraries ------------------------------------------------------------------------------------------
@@ -248,8 +253,8 @@ def test_the_client_of_s3_has_the_timeouts(s3_store: Any) -> None:
         ("https", {}, {}, None),  # for each request
         ("memory", {}, {}, None),
         # Without them, these libraries would wait forever.
-        ("ssh", {"banner_timeout": 1}, of_ssh(7), of_ssh(TIMEOUT_S)),
-        ("sftp", {"banner_timeout": 1}, of_ssh(7), of_ssh(TIMEOUT_S)),
+        ("ssh", {"banner_timeout": 1}, of_ssh(7), of_ssh(RESPONSE_S)),
+        ("sftp", {"banner_timeout": 1}, of_ssh(7), of_ssh(RESPONSE_S)),
         ("gs", {"requests_timeout": 5}, {"requests_timeout": 5}, None),
         ("gs", {"session_kwargs": {"timeout": 5}}, {"session_kwargs": {"timeout": 5}}, None),
     ],
@@ -257,13 +262,14 @@ def test_the_client_of_s3_has_the_timeouts(s3_store: Any) -> None:
 def test_each_library_gets_its_timeouts_unless_the_user_has_set_them(
     scheme: str, own: dict[str, Any], expected: dict[str, Any], by_default: dict[str, Any] | None
 ) -> None:
-    assert with_timeouts(scheme, own, 7) == expected
-    assert with_timeouts(scheme, own, None) == (own if by_default is None else by_default)
+    set_timeouts = file_system_of(scheme).set_timeouts
+    assert set_timeouts(own, Timeouts(response_s=7)) == expected
+    assert set_timeouts(own, Timeouts()) == (own if by_default is None else by_default)
 
 
 def test_the_client_of_gs_gets_the_timeouts_of_aiohttp() -> None:
     from aiohttp import ClientTimeout
 
-    for timeout_s, seconds in ((7, 7), (None, TIMEOUT_S)):
+    for timeout_s, seconds in ((7, 7), (None, RESPONSE_S)):
         limits = ClientTimeout(total=300, sock_connect=seconds, sock_read=seconds)
-        assert with_timeouts("gs", {}, timeout_s) == {"requests_timeout": limits}
+        assert file_system_of("gs").set_timeouts({}, Timeouts.of(timeout_s)) == {"requests_timeout": limits}

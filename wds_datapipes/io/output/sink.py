@@ -17,7 +17,6 @@ from wds_datapipes.io.output.local import LocalSink
 from wds_datapipes.io.output.stream import StreamSink
 from wds_datapipes.io.output.upload import RemoteSink
 from wds_datapipes.io.remote.filesystem import RemotePath
-from wds_datapipes.io.remote.fsspec_file import BLOCK_TIMEOUTS
 
 
 class Sink(Protocol):
@@ -91,7 +90,7 @@ def remove_file(url: str, storage_options: Mapping[str, Any] | None = None) -> N
         return ShardWriteError(f"{remote.name} cannot be removed: ", remote.reason(error))
 
     with remote.replace_errors(remove_error), contextlib.suppress(FileNotFoundError):
-        wait_for(start_call(lambda: remote.filesystem.rm_file(remote.path)), BLOCK_TIMEOUTS * remote.timeout_s)
+        wait_for(start_call(lambda: remote.filesystem.rm_file(remote.path)), remote.timeouts.block_s)
 
 
 def size_of(url: str, storage_options: Mapping[str, Any] | None = None) -> int | None:

@@ -12,10 +12,9 @@ from fsspec.spec import AbstractBufferedFile  # type: ignore[import-untyped]  # 
 
 from wds_datapipes.errors import ShardWriteError
 from wds_datapipes.io.daemon_threads import TooSlowError, start_call, wait_for
+from wds_datapipes.io.file_systems import is_web
 from wds_datapipes.io.openers import redact, split_scheme
-from wds_datapipes.io.remote.filesystem import RemotePath, silent_after
-from wds_datapipes.io.remote.fsspec_file import BLOCK_TIMEOUTS
-from wds_datapipes.io.remote.http import is_web
+from wds_datapipes.io.remote.filesystem import RemotePath
 
 T = TypeVar("T")
 
@@ -75,10 +74,10 @@ class RemoteSink:
         """Call a function of the store's library, which may block, or retry, for any length of time.
 
         Raises:
-            TooSlowError: it takes longer than ten times the timeout for each part.
+            TooSlowError: it takes longer than ``Timeouts.block_s`` for each part.
         """
-        future, most_s = start_call(call), parts * BLOCK_TIMEOUTS * self._remote.timeout_s
-        warned_s = min(silent_after(self._remote.timeout_s), most_s)
+        future, most_s = start_call(call), parts * self._remote.timeouts.block_s
+        warned_s = min(self._remote.timeouts.silent_s, most_s)
         try:
             return wait_for(future, warned_s)
         except TooSlowError:

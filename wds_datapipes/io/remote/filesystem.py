@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,30 +18,15 @@ from wds_datapipes.extras import require
 from wds_datapipes.hints import REGION, Message
 from wds_datapipes.io.after_fork import at_fork
 from wds_datapipes.io.daemon_threads import start_call, wait_for
-from wds_datapipes.io.remote.http import HttpClient, is_web
+from wds_datapipes.io.file_systems import file_system_of
+from wds_datapipes.io.remote.http import HttpClient
 from wds_datapipes.io.remote.retry import CREDENTIAL_STATUSES, RetryPolicy, concerns_all, is_untrusted
+from wds_datapipes.io.timeouts import Timeouts
 from wds_datapipes.io.urls import STORE_OPTIONS, known_schemes, split_scheme, store_of
 from wds_datapipes.redaction import redact
 from wds_datapipes.redaction.storage_options import raise_alone, redactor_of
 
 T = TypeVar("T")
-
-SFTP = ("sftp", "ssh")
-#: Scheme -> the package that it needs, and the extra of wds-datapipes that installs it.
-EXTRAS = {
-    **dict.fromkeys(("s3", "s3a"), ("s3fs", "s3")),
-    **dict.fromkeys(("gs", "gcs"), ("gcsfs", "gs")),
-    **dict.fromkeys(("az", "abfs", "abfss"), ("adlfs", "az")),
-    "hf": ("huggingface_hub", "hf"),
-    **dict.fromkeys(SFTP, ("paramiko", "sftp")),
-}
-
-#: How to configure a private certificate authority, by default and by scheme.
-AUTHORITY = "the environment variable SSL_CERT_FILE"
-AUTHORITIES = {
-    **dict.fromkeys(("http", "https"), 'storage_options={"ca_file": "authority.pem"}'),
-    **dict.fromkeys(("s3", "s3a"), 'storage_options={"client_kwargs": {"verify": "authority.pem"}}'),
-}
 
 #: The end of a message about rejected credentials.
 CREDENTIALS_ADVICE = ". Check the credentials in storage_options or the environment"
@@ -79,6 +63,8 @@ class RemotePath:
         name: the URL without credentials.
         options: the storage options, without those of this package.
         store: the scheme and the host or bucket of the URL.
+        timeouts: the time limits.
+        file_system: what is special about its file system.
         filesystem: the file system.
         path: the path in it.
 
@@ -92,26 +78,27 @@ class RemotePath:
         self,
         url: str,
         storage_options: Mapping[str, Any] | None = None,
-        timeout_s: float | None = None,
+        timeout_s: float | Timeouts | None = None,
         retries: int | None = None,
         pause: Callable[[float], object] | None = None,
         counters: Counters | None = None,
         **_options: object,
     ) -> None:
-        options, timeout_s, retries = split_timeouts(storage_options, timeout_s, retries)
+        options, timeouts, retries = split_timeouts(storage_options, timeout_s, retries)
         self.scheme, rest = split_scheme(url)
+        self.file_system = file_system_of(self.scheme)
         self._unused: list[Any] = []
-        self.timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
+        self.timeouts = timeouts.resolve()
         self.options = options
         self.hide = redactor_of(options, url)
         self.name = self.hide(url)
         self.counters = Counters() if counters is None else counters
         self.store = store_of(self.name)
         on_retry = partial(self.counters.count_retry, f"retries/{self.store}")
-        self.retry = RetryPolicy(retries, RETRY_S, pause, silent_s=silent_after(self.timeout_s), on_retry=on_retry)
-        if self.scheme in EXTRAS:
-            package, extra = EXTRAS[self.scheme]
-            require(package, extra=extra, purpose=f"read {self.scheme}: URLs")
+        limits = self.timeouts
+        self.retry = RetryPolicy(retries, limits.retry_s, pause, silent_s=limits.silent_s, on_retry=on_retry)
+        if self.file_system.package:
+            require(self.file_system.package, extra=self.file_system.extra, purpose=f"read {self.scheme}: URLs")
         known = {*known_implementations, *registry}
         if self.scheme not in known:
             raise UnknownSchemeError(
@@ -120,7 +107,7 @@ class RemotePath:
                 f"register_opener({self.scheme!r}, function), or read the output of a command with pipe:COMMAND"
             )
         try:
-            self._connect = partial(self._new_filesystem, f"{self.scheme}:{rest}", options, timeout_s)
+            self._connect = partial(self._new_filesystem, f"{self.scheme}:{rest}", options, timeouts)
             self.filesystem, self.path = self.call(self._connect)
         except ImportError as error:
             raise MissingDependencyError(
@@ -129,27 +116,23 @@ class RemotePath:
         except Exception as error:  # noqa: BLE001  every file system has its own errors
             raise_alone(self.open_error(error))
 
-    def _new_filesystem(self, url: str, options: Mapping[str, Any], timeout_s: float | None) -> tuple[Any, str]:
-        if is_web(self.scheme):
-            return HttpClient(self.scheme, options, self.timeout_s), url
-        arguments = with_timeouts(self.scheme, options, timeout_s)
-        if self.scheme not in SFTP:
+    def _new_filesystem(self, url: str, options: Mapping[str, Any], timeouts: Timeouts) -> tuple[Any, str]:
+        if self.file_system.is_web:
+            return HttpClient(self.scheme, options, self.timeouts), url
+        arguments = self.file_system.set_timeouts(options, timeouts)
+        if not self.file_system.is_thread_bound:
             return cast("tuple[Any, str]", url_to_fs(url, **arguments))
         from wds_datapipes.io.remote.sftp import connect  # imports paramiko
 
-        filesystem, path = wait_for(start_call(partial(connect, url, arguments)), silent_after(self.timeout_s))
-        filesystem.ftp.get_channel().settimeout(self.timeout_s)
+        filesystem, path = wait_for(start_call(partial(connect, url, arguments)), self.timeouts.silent_s)
+        filesystem.ftp.get_channel().settimeout(self.timeouts.response_s)
         weakref.finalize(filesystem.ftp, filesystem.client.close)  # nothing else closes the connection
         self._unused.append(filesystem)
         return filesystem, path
 
     def filesystem_of_file(self) -> Any:
-        """Return the file system for a new file.
-
-        Each file on an SFTP server has its own connection, because paramiko mixes up the responses to two threads and
-        does not recover from a broken connection.
-        """
-        if self.scheme not in SFTP:
+        """Return the file system for a new file, with its own connection if threads may not share one."""
+        if not self.file_system.is_thread_bound:
             return self.filesystem
         try:
             return self._unused.pop()
@@ -182,12 +165,12 @@ class RemotePath:
             return self.filesystem_of_file().info(self.path)
 
         # The timeouts of libraries hold for each byte, and a server may send a response byte by byte.
-        return cast("Mapping[str, Any]", self.call(lambda: wait_for(start_call(request), silent_after(self.timeout_s))))
+        return cast("Mapping[str, Any]", self.call(lambda: wait_for(start_call(request), self.timeouts.silent_s)))
 
     def reason(self, error: Exception) -> str | Message:
         """Return the message of a file system's error, without credentials."""
         status, text = getattr(error, "status", None), self.hide(str(error))
-        if is_untrusted(error) and self.scheme in SFTP:
+        if is_untrusted(error) and self.file_system.package == "paramiko":
             return (
                 f"the key of the server is not trusted ({text}). Ask the server's administrator whether it is right, "
                 'and add it to ~/.ssh/known_hosts or to a file that storage_options={"known_hosts": ...} names'
@@ -195,13 +178,13 @@ class RemotePath:
         if is_untrusted(error):
             return (
                 f"the certificate of the server is not trusted ({text}). If a private authority issued it, "
-                f"name the file with the certificate of the authority: {AUTHORITIES.get(self.scheme, AUTHORITY)}"
+                f"name the file with the certificate of the authority: {self.file_system.authority}"
             )
         if isinstance(error, FileNotFoundError):
-            return "HTTP status 404, not found" if is_web(self.scheme) else "there is no such file"
+            return "HTTP status 404, not found" if self.file_system.is_web else "there is no such file"
         if status is not None:
             advice: str | Message = (
-                "" if is_web(self.scheme) or status not in CREDENTIAL_STATUSES else CREDENTIALS_ADVICE
+                "" if self.file_system.is_web or status not in CREDENTIAL_STATUSES else CREDENTIALS_ADVICE
             )
             if region := getattr(error, "region", None):
                 advice = Message(f". It is in the region {region}: ", REGION)
@@ -233,28 +216,22 @@ class RemotePath:
         return failed
 
 
-#: A store has failed if it sends no byte for this many seconds, unless its library has its own default.
-TIMEOUT_S = 30.0
-#: Retries for one shard, and the total seconds of their pauses.
-RETRIES, RETRY_S = 10, 300.0
-#: A store has failed if it does not respond for this many seconds or two timeouts, whichever is longer.
-SILENT_S = 60.0
-#: The total timeout of a request to Google Cloud Storage in seconds: aiohttp's default.
-GOOGLE_REQUEST_S = 300.0
+#: Retries for one shard, by default.
+RETRIES = 10
 
 
 def split_timeouts(
-    storage_options: Mapping[str, Any] | None, timeout_s: float | None = None, retries: int | None = None
-) -> tuple[dict[str, Any], float | None, int]:
-    """Separate the timeout and the number of retries from the storage options; the arguments take precedence.
+    storage_options: Mapping[str, Any] | None, timeout_s: float | Timeouts | None = None, retries: int | None = None
+) -> tuple[dict[str, Any], Timeouts, int]:
+    """Separate the time limits and the number of retries from the storage options; the arguments take precedence.
 
-    >>> split_timeouts({"anon": True, "timeout_s": 5, "retries": 2}, retries=3)
+    >>> options, timeouts, retries = split_timeouts({"anon": True, "timeout_s": 5, "retries": 2}, retries=3)
+    >>> options, timeouts.response_s, retries
     ({'anon': True}, 5, 3)
 
     Args:
         storage_options: the storage options of a store.
-        timeout_s: the number of seconds without a byte after which the store has failed; None means the default of its
-            library, or else `TIMEOUT_S`.
+        timeout_s: the time limits; a number stands for ``Timeouts(response_s=number)``.
         retries: the total number of retries for one shard.
 
     Raises:
@@ -263,50 +240,6 @@ def split_timeouts(
     """
     options = dict(storage_options or {})
     own_timeout, own_retries = (options.pop(name, None) for name in STORE_OPTIONS)
-    timeout_s = own_timeout if timeout_s is None else timeout_s
-    retries = own_retries if retries is None else retries
-    if timeout_s is not None and not (isinstance(timeout_s, int | float) and 0 < timeout_s < math.inf):
-        raise ValueError(f"timeout_s must be a positive number of seconds, not {timeout_s!r}")
-    retries = check_optional_integer("retries", retries, 0)
-    return options, timeout_s, RETRIES if retries is None else retries
-
-
-def silent_after(timeout_s: float) -> float:
-    """Return how many seconds a store may take to respond before it has failed."""
-    return max(SILENT_S, 2 * timeout_s)
-
-
-def with_timeouts(scheme: str, options: Mapping[str, Any], timeout_s: float | None) -> dict[str, Any]:
-    """Add timeouts to storage options, in the form that the library of a scheme expects.
-
-    >>> with_timeouts("s3", {"anon": True}, 20)
-    {'anon': True, 'config_kwargs': {'signature_version': 's3v4', 'connect_timeout': 20, 'read_timeout': 20}}
-    >>> with_timeouts("s3", {"config_kwargs": {"read_timeout": 5}}, 20)
-    {'config_kwargs': {'signature_version': 's3v4', 'connect_timeout': 20, 'read_timeout': 5}}
-
-    Args:
-        scheme: the scheme of the URL.
-        options: the user's options, which take precedence.
-        timeout_s: the timeout in seconds; None means the default of the library, or `TIMEOUT_S` if it has none.
-    """
-    if scheme in ("s3", "s3a"):
-        limits = {} if timeout_s is None else {"connect_timeout": timeout_s, "read_timeout": timeout_s}
-        # The default for URLs is an older signature, which newer buckets reject.
-        own = {"signature_version": "s3v4", **limits}
-        return {**options, "config_kwargs": {**own, **(options.get("config_kwargs") or {})}}
-    seconds = TIMEOUT_S if timeout_s is None else timeout_s
-    if scheme in ("gs", "gcs"):
-        if "requests_timeout" in options or "timeout" in (options.get("session_kwargs") or {}):
-            return dict(options)
-        from aiohttp import ClientTimeout  # gcsfs uses aiohttp
-
-        total = max(GOOGLE_REQUEST_S, seconds)
-        return {**options, "requests_timeout": ClientTimeout(total=total, sock_connect=seconds, sock_read=seconds)}
-    if scheme in ("sftp", "ssh"):
-        names = ("timeout", "banner_timeout", "auth_timeout", "channel_timeout")
-        return {**dict.fromkeys(names, seconds), **options}
-    if scheme in ("abfs", "abfss", "az") and timeout_s is not None:
-        return {"connection_timeout": timeout_s, "read_timeout": timeout_s, **options}
-    if scheme == "ftp" and timeout_s is not None:
-        return {"timeout": timeout_s, **options}
-    return dict(options)
+    timeouts = Timeouts.of(own_timeout if timeout_s is None else timeout_s)
+    retries = check_optional_integer("retries", own_retries if retries is None else retries, 0)
+    return options, timeouts, RETRIES if retries is None else retries

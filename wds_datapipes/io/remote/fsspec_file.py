@@ -9,7 +9,7 @@ from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from wds_datapipes.io.daemon_threads import start_call, wait_for
-from wds_datapipes.io.remote.filesystem import silent_after
+from wds_datapipes.io.file_systems import VERSION_FACTS, VERSION_NUMBERS
 from wds_datapipes.io.remote.request_steps import Steps
 from wds_datapipes.io.remote.resuming_stream import MonitoredFile, OpenedSource, etag_of, version_of
 from wds_datapipes.io.streams import move_bytes
@@ -20,18 +20,6 @@ if TYPE_CHECKING:
 
 #: Bytes per range request.
 BLOCK_BYTES = 8 << 20
-#: The timeout of a block, as a multiple of the timeout of a byte.
-BLOCK_TIMEOUTS = 10
-
-#: The names by which fsspec's file systems report the version of a file.
-VERSION_FACTS = (
-    *("ETag", "etag", "LastModified", "last_modified", "mtime", "updated", "generation", "version_id"),
-    *("blob_id", "created", "modified"),
-)
-#: Of these, the names whose values differ between any two versions, like a strong ETag.
-NUMBERS_OF_VERSIONS = ("generation", "version_id")
-#: Schemes whose file systems request ranges by name alone, so that a range may belong to another version of the file.
-UNGUARDED = frozenset({"abfs", "abfss", "az", "gcs", "gs", "hf"})
 
 
 class FileExpired(OSError):
@@ -64,11 +52,11 @@ class FsspecStore:
         details = details if isinstance(details, Mapping) else {}
         version = version_of(*(details.get(name) for name in VERSION_FACTS))
         lock = self._locks.setdefault(id(file), threading.Lock()) if self._is_seekable else None
-        blocks = BlockFile(self, file, lock, start, end, version if self.remote.scheme in UNGUARDED else ())
+        blocks = BlockFile(self, file, lock, start, end, version if self.remote.file_system.may_mix_versions else ())
         etag = etag_of(details)
         # Unlike servers, some libraries report strong ETags without quotes.
         is_strong = etag is not None and not etag.lower().startswith("w/")
-        is_strong = is_strong or any(details.get(name) is not None for name in NUMBERS_OF_VERSIONS)
+        is_strong = is_strong or any(details.get(name) is not None for name in VERSION_NUMBERS)
         file = MonitoredFile(blocks, self.remote)
         return OpenedSource(file, start, details.get("size"), version, etag, is_strong, can_seek=self._is_seekable)
 
@@ -82,7 +70,7 @@ class FsspecStore:
         """Open the file; return it and its offset, which is 0 if it cannot seek."""
         if start:
             self.remote.forget_listing()
-        file = wait_for(start_call(self._open_file), silent_after(self.remote.timeout_s))
+        file = wait_for(start_call(self._open_file), self.remote.timeouts.silent_s)
         if start or self._keeps_open:
             try:
                 file.seek(start)
@@ -178,7 +166,7 @@ class BlockFile:
             if self._is_closed:
                 raise ValueError("the file is closed")
             self._attempt = attempt = start_call(self._next)
-        return wait_for(attempt, BLOCK_TIMEOUTS * self._store.remote.timeout_s)
+        return wait_for(attempt, self._store.remote.timeouts.block_s)
 
     def _next(self) -> bytes:
         """Return the next block; runs in another thread."""

@@ -21,6 +21,7 @@ from wds_datapipes.io.remote.http_request import SIZE, Access, HttpStatusError, 
 from wds_datapipes.io.remote.request_steps import Steps, run_steps
 from wds_datapipes.io.remote.resuming_stream import MonitoredFile, OpenedSource, etag_of, is_strong_etag, version_of
 from wds_datapipes.io.remote.retry import is_transient
+from wds_datapipes.io.timeouts import ResolvedTimeouts
 
 if TYPE_CHECKING:
     from wds_datapipes.io.remote.filesystem import RemotePath
@@ -38,11 +39,6 @@ SHOWN = 100
 
 class UnexpectedResponseError(Exception):
     """A server has sent an unexpected response that a retry would not change."""
-
-
-def is_web(scheme: str) -> bool:
-    """Whether the URLs of a scheme are files on web servers."""
-    return scheme in ("http", "https")
 
 
 def opened_by(response: Response, requested: str | None) -> OpenedSource:
@@ -104,13 +100,13 @@ class HttpClient:
     Args:
         scheme: the scheme of the URLs.
         options: the storage options: ``headers``, and ``ca_file`` with the certificates of trusted authorities.
-        timeout_s: the time limit in seconds for the headers of a response, and for each part of its body.
+        timeouts: the time limits.
 
     Raises:
         ValueError: there are other options, or the file cannot be read or contains no certificate.
     """
 
-    def __init__(self, scheme: str, options: Mapping[str, Any], timeout_s: float) -> None:
+    def __init__(self, scheme: str, options: Mapping[str, Any], timeouts: ResolvedTimeouts) -> None:
         options = {**conf.get(scheme, {}), **options}
         if unknown := options.keys() - {"headers", "ca_file"}:
             raise ValueError(
@@ -126,7 +122,7 @@ class HttpClient:
             raise ValueError(
                 f"storage_options['ca_file'] must be a file with certificates in the PEM format: {error}"
             ) from error
-        self._access = Access(timeout_s, context, getproxies())  # slow: it reads all environment variables
+        self._access = Access(timeouts, context, getproxies())  # slow: it reads all environment variables
 
     def open_steps(self, url: str, part: str | None = None, if_range: str | None = None) -> Steps[OpenedSource]:
         """Request a file or the range ``part`` of it, such as ``"512-1023"`` or ``"512-"``.

@@ -22,8 +22,6 @@ T = TypeVar("T")
 
 #: The maximum number of connections that a process keeps open between requests; `IndexedSamples` uses this many.
 MAX_IDLE = 64
-#: How long an idle connection is kept, in seconds; servers and routers with address translation close it later.
-MAX_IDLE_S = 15.0
 #: The maximum size of the headers of a response in bytes.
 MAX_HEAD_BYTES = 256 << 10
 #: What TLS waits for, whether it sends or receives.
@@ -129,7 +127,7 @@ class Connection:
 
 
 IdleConnection: TypeAlias = tuple[Hashable, Connection, float]
-"""The key of an idle connection, the connection, and the time at which it became idle."""
+"""The key of an idle connection, the connection, and the time until which it is kept."""
 
 
 class ConnectionPool:
@@ -155,18 +153,18 @@ class ConnectionPool:
                 if found is None:
                     return None
                 self._idle.remove(found)
-            _, connection, since = found
-            if self._clock() - since <= MAX_IDLE_S and _is_quiet(connection.sock):
+            _, connection, until = found
+            if self._clock() <= until and _is_quiet(connection.sock):
                 return connection
             connection.close()
 
-    def put(self, key: Hashable, connection: Connection) -> None:
-        """Keep a connection whose last response was read to its end."""
+    def put(self, key: Hashable, connection: Connection, idle_s: float) -> None:
+        """Keep a connection whose last response was read to its end, for some seconds."""
         now = self._clock()
         with self._lock:
-            self._idle.append((key, connection, now))
-            _, oldest, since = self._idle[0]
-            if len(self._idle) <= MAX_IDLE and now - since <= MAX_IDLE_S:
+            self._idle.append((key, connection, now + idle_s))
+            _, oldest, until = self._idle[0]
+            if len(self._idle) <= MAX_IDLE and now <= until:
                 return
             del self._idle[0]
         oldest.close()

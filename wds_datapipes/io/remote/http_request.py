@@ -18,6 +18,7 @@ from urllib.request import proxy_bypass
 from wds_datapipes.errors import plural
 from wds_datapipes.io.remote.http_connection import POOL, Connection
 from wds_datapipes.io.remote.request_steps import Steps
+from wds_datapipes.io.timeouts import ResolvedTimeouts
 
 REDIRECTS = {301, 302, 303, 307, 308}
 MAX_REDIRECTS = 10
@@ -30,9 +31,6 @@ PLAIN = "%/:=&?~#+!$,;'@()*[]"
 #: The client's name; some servers reject requests without one.
 USER_AGENT = {"User-Agent": "wds-datapipes"}
 PORTS = {"http": 80, "https": 443}
-#: The time limit in seconds for connecting, for the answer of a proxy to it, and for TLS to begin; a host that takes
-#: longer is down or blocked by a firewall.
-CONNECT_S = 10.0
 #: The elements of an S3 error that are shown, and the maximum number of bytes searched for them.
 ERROR_PARTS, ERROR_BYTES = re.compile(r"<(Code|Region)>([\w.-]{1,100})</"), 4 << 10
 #: A query that signs a request, host name included, as S3 and Google Cloud Storage require it.
@@ -53,23 +51,23 @@ class Response:
     Args:
         connection: the connection, with a request sent.
         key: the key of the connection in the pool.
-        seconds: the time limit for all headers, and for each part of the body.
+        timeouts: the time limits for all headers, for each part of the body, and for the connection to be idle.
 
     Attributes:
         status: the HTTP status.
         headers: the headers by capitalized name, such as ``"Etag"``; the first one counts if a name is repeated.
     """
 
-    def __init__(self, connection: Connection, key: Hashable, seconds: float) -> None:
+    def __init__(self, connection: Connection, key: Hashable, timeouts: ResolvedTimeouts) -> None:
         self._connection: Connection | None = connection
-        self._key, self._seconds, self._process = key, seconds, os.getpid()
+        self._key, self._timeouts, self._process = key, timeouts, os.getpid()
 
     def receive_head(self, connection: Connection, method: str) -> Steps[None]:
         """Receive the status and the headers and determine where the body ends.
 
         http.client reads headers with the e-mail parser, which takes a third of the CPU time of a request.
         """
-        connection.limit(self._seconds)
+        connection.limit(self._timeouts.response_s)
         self.status = 100
         while 100 <= self.status < 200:
             (is_old, self.status, self.reason), lines = yield from _receive_lines(connection)
@@ -92,7 +90,7 @@ class Response:
         """
         if (connection := self._connection) is None:
             raise ValueError("the response is closed")
-        connection.limit(self._seconds)
+        connection.limit(self._timeouts.response_s)
         if self._is_chunked and not self._left:
             yield from self._begin_chunk(connection)
         view = view[: self._left]
@@ -131,7 +129,7 @@ class Response:
             # Either the body was read to its end, or all of it came with the headers and nothing came after it.
             if self._is_kept and self._left == len(connection.received):
                 self._connection = None
-                POOL.put(self._key, connection)
+                POOL.put(self._key, connection, self._timeouts.idle_s)
                 return
             self.abort()
         self._connection = None
@@ -168,13 +166,13 @@ class Access(NamedTuple):
     """Access to servers.
 
     Attributes:
-        timeout_s: the time limit in seconds for all headers of a response, and for each part of its body; also for
-            connecting, with at most `CONNECT_S`.
+        timeouts: the time limits: that for connecting also holds for the answer of a proxy to it, and for TLS to begin;
+            that for a response for all its headers, and for each part of its body.
         context: the TLS context with the trusted authorities.
         proxies: the proxies by scheme, as `urllib.request.getproxies` returns them from the environment.
     """
 
-    timeout_s: float
+    timeouts: ResolvedTimeouts
     context: ssl.SSLContext
     proxies: Mapping[str, str]
 
@@ -258,13 +256,13 @@ def _send_once(method: str, place: Place, headers: Mapping[str, str], access: Ac
     if lines.count("\r") + lines.count("\n") != 2 * len(sent):
         raise InvalidURL(f"one of the headers {', '.join(sent)} has a line break")
     key = place.server, proxy, access.context
-    limit_s = min(access.timeout_s, CONNECT_S)
+    limit_s = access.timeouts.connect_s
 
     def exchange(connection: Connection) -> Steps[Response]:
         try:
             connection.limit(limit_s)
             yield from connection.send(f"{method} {target} HTTP/1.1\r\n{lines}\r\n".encode("latin-1"))
-            response = Response(connection, key, access.timeout_s)
+            response = Response(connection, key, access.timeouts)
             yield from response.receive_head(connection, method)
         except BaseException:
             connection.close()

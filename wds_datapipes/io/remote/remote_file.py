@@ -14,10 +14,11 @@ from stat import S_ISREG
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, TypeAlias, cast
 
 from wds_datapipes.errors import ChangedShardError, ShardError, ShardOpenError, ShardReadError
+from wds_datapipes.io.file_systems import TIMES
 from wds_datapipes.io.openers import local_path, open_local, open_parts
 from wds_datapipes.io.remote.filesystem import RemotePath
 from wds_datapipes.io.remote.fsspec_file import FsspecStore
-from wds_datapipes.io.remote.http import HttpStore, UnexpectedResponseError, is_web
+from wds_datapipes.io.remote.http import HttpStore, UnexpectedResponseError
 from wds_datapipes.io.remote.request_steps import Steps, run_steps
 from wds_datapipes.io.remote.resuming_stream import OpenedSource, ResumingStream, etag_of, fill
 from wds_datapipes.io.remote.retry import status_of
@@ -192,7 +193,7 @@ def open_remote(url: str, /, **options: Any) -> BinaryIO:
 
 
 def _store_of(remote: RemotePath, *, keep_open: bool = False) -> Store:
-    if is_web(remote.scheme):
+    if remote.file_system.is_web:
         return HttpStore(remote)
     signer = signer_of(remote)
     return FsspecStore(remote, keep_open=keep_open) if signer is None else HttpStore(remote, signer)
@@ -202,10 +203,6 @@ def _store_of(remote: RemotePath, *, keep_open: bool = False) -> Store:
 FIRST_BYTES, MAX_BYTES = 16 << 10, 8 << 20
 #: A forward seek over fewer bytes than this reads these bytes instead of sending a new request.
 JUMP_FROM = 256 << 10
-
-
-#: The names under which fsspec's file systems report the time of the last modification.
-TIMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
 
 
 class FileFacts(NamedTuple):

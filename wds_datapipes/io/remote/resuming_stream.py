@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from wds_datapipes.errors import ChangedShardError, ShardError, ShardReadError
 from wds_datapipes.io.daemon_threads import TooSlowError
+from wds_datapipes.io.file_systems import ETAGS
 from wds_datapipes.io.remote.request_steps import Steps, run_steps
 from wds_datapipes.io.remote.retry import concerns_all, was_replaced
 from wds_datapipes.io.streams import RawStream
@@ -72,7 +73,7 @@ class MonitoredFile:
         self._remote.counters.count(f"fetching_s/{self._remote.store}", waited_s)
         self._bytes += count
         self._waited_s += waited_s
-        if self._waited_s >= self._remote.timeout_s:
+        if self._waited_s >= self._remote.timeouts.stalled_s:
             found, found_s = self._bytes, self._waited_s
             self._bytes, self._waited_s = 0, 0.0
             if found < STALLED_BYTES_PER_S * found_s and count:  # waiting for the end of the file does not count
@@ -185,7 +186,7 @@ class ResumingStream(RawStream):
         """Let a store that sends tiny parts count as a stalled connection does, although each part is a new request."""
         self._part_bytes += count
         self._part_s += self._retry.clock() - self._heard_at
-        if self._part_s < self._remote.timeout_s:
+        if self._part_s < self._remote.timeouts.stalled_s:
             return
         found, found_s, self._part_bytes, self._part_s = self._part_bytes, self._part_s, 0, 0.0
         if found < STALLED_BYTES_PER_S * found_s:
@@ -285,7 +286,7 @@ def version_of(*facts: Any) -> tuple[str, ...]:
 
 def etag_of(facts: Mapping[str, Any]) -> str | None:
     """Return the ETag of a file, without quotes, from the metadata that an fsspec file system or a server reports."""
-    etag = facts.get("ETag") or facts.get("etag") or facts.get("blob_id")
+    etag = next((facts[name] for name in ETAGS if facts.get(name)), None)
     return str(etag).strip('"') or None if etag else None
 
 

@@ -10,20 +10,10 @@ from inspect import isawaitable
 from typing import Any, NamedTuple, TypeAlias
 
 from wds_datapipes.io.daemon_threads import start_call, wait_for
-from wds_datapipes.io.remote.filesystem import RemotePath, silent_after
+from wds_datapipes.io.remote.filesystem import RemotePath
 from wds_datapipes.io.remote.http import HttpClient
 from wds_datapipes.io.remote.request_steps import Steps
 
-#: How long a signature is used and how long it is valid, in seconds; credentials may be temporary.
-REUSED_S, VALID_S = 300, 3600
-#: Storage options that only the library of a store can apply. If one is given, the library also reads the files.
-LIBRARY_OPTIONS = frozenset(
-    {
-        *("proxies", "proxies_config", "client_cert", "SSECustomerKey"),  # s3fs
-        *("session_kwargs", "use_mtls_endpoint"),  # gcsfs
-        *("request_session", "version_aware", "location_mode"),  # adlfs
-    }
-)
 #: The version of Azure's interface, and the scope of its tokens.
 AZURE_VERSION, AZURE_SCOPE = "2021-08-06", "https://storage.azure.com/.default"
 
@@ -35,19 +25,19 @@ class SignedRequest(NamedTuple):
     options: dict[str, Any]
 
 
-Sign: TypeAlias = Callable[[Any, str], SignedRequest]
-"""Signs the requests for a path of a file system."""
+Sign: TypeAlias = Callable[[Any, str, int], SignedRequest]
+"""Signs the requests for a path of a file system, for a number of seconds; `FileSystem.sign` names the function."""
 
 
-def sign_s3(filesystem: Any, path: str) -> SignedRequest:
+def sign_s3(filesystem: Any, path: str, valid_s: int) -> SignedRequest:
     """Sign the query of the URL, with any kind of credentials, such as those of a profile, a role or an instance."""
-    url = filesystem.sign(path, expiration=VALID_S, **filesystem.req_kw)
+    url = filesystem.sign(path, expiration=valid_s, **filesystem.req_kw)
     authority = filesystem.client_kwargs.get("verify", filesystem.session.get_config_variable("ca_bundle"))
     headers = {"x-amz-request-payer": filesystem.req_kw["RequestPayer"]} if filesystem.req_kw else {}
     return SignedRequest(url, {"headers": headers, "ca_file": None if authority is True else authority})
 
 
-def sign_google(filesystem: Any, path: str) -> SignedRequest:
+def sign_google(filesystem: Any, path: str, _valid_s: int) -> SignedRequest:
     """Sign with a token, unless access is anonymous."""
     headers: dict[str, str] = {}
     filesystem.credentials.apply(headers)
@@ -56,11 +46,11 @@ def sign_google(filesystem: Any, path: str) -> SignedRequest:
     return SignedRequest(filesystem.url(path) + query, {"headers": headers})
 
 
-def sign_azure(filesystem: Any, path: str) -> SignedRequest:
+def sign_azure(filesystem: Any, path: str, valid_s: int) -> SignedRequest:
     """Sign the query of the URL if there is a key or a signature; otherwise, use a token."""
     headers = {"x-ms-version": AZURE_VERSION}
     if filesystem.account_key or "AccountKey=" in (filesystem.connection_string or ""):
-        return SignedRequest(filesystem.url(path, expires=VALID_S), {"headers": headers})
+        return SignedRequest(filesystem.url(path, expires=valid_s), {"headers": headers})
     container, blob, _ = filesystem.split_path(path)
     url = filesystem.service_client.get_blob_client(container, blob).url
     if filesystem.credential is not None and not filesystem.sas_token:
@@ -75,15 +65,8 @@ def sign_azure(filesystem: Any, path: str) -> SignedRequest:
     return SignedRequest(url, {"headers": headers})
 
 
-SIGNS: dict[str, Sign] = {
-    **dict.fromkeys(("s3", "s3a"), sign_s3),
-    **dict.fromkeys(("gs", "gcs"), sign_google),
-    **dict.fromkeys(("az", "abfs", "abfss"), sign_azure),
-}
-
-
 class RequestSigner:
-    """Signs the requests for a file and renews the signature after some minutes; it is thread-safe.
+    """Signs the requests for a file and renews the signature after `Timeouts.signing_s`; it is thread-safe.
 
     Args:
         remote: the path of the file.
@@ -93,7 +76,7 @@ class RequestSigner:
 
     def __init__(self, remote: RemotePath, sign: Sign, clock: Callable[[], float] = time.monotonic) -> None:
         self._remote, self._clock, self._until = remote, clock, 0.0
-        self._sign = partial(sign, remote.filesystem, remote.path)
+        self._sign = partial(sign, remote.filesystem, remote.path, int(remote.timeouts.signature_s))
         self._signed: tuple[HttpClient, str] | None = None
         self._lock = threading.Lock()
 
@@ -109,20 +92,20 @@ class RequestSigner:
         with self._lock:
             if self._signed is None or self._clock() >= self._until:
                 # New credentials may come from a server.
-                url, options = wait_for(start_call(self._sign), silent_after(self._remote.timeout_s))
-                self._signed = HttpClient("", options, self._remote.timeout_s), url
-                self._until = self._clock() + REUSED_S
+                url, options = wait_for(start_call(self._sign), self._remote.timeouts.silent_s)
+                self._signed = HttpClient("", options, self._remote.timeouts), url
+                self._until = self._clock() + self._remote.timeouts.signing_s
             return self._signed
 
 
 def signer_of(remote: RemotePath) -> RequestSigner | None:
     """Return an object that signs the requests for a file; None if its library must read it."""
-    sign, options = SIGNS.get(remote.scheme), remote.options
-    if sign is None or not LIBRARY_OPTIONS.isdisjoint(_names_in(options)):
+    file_system, options = remote.file_system, remote.options
+    if not file_system.sign or not {*file_system.library_only}.isdisjoint(_names_in(options)):
         return None
     if (options.get("client_kwargs") or {}).get("verify") is False:
         return None
-    return RequestSigner(remote, sign)
+    return RequestSigner(remote, globals()[file_system.sign])
 
 
 def _names_in(options: Mapping[str, Any]) -> Iterator[str]:

@@ -9,6 +9,7 @@ from wds_datapipes.arguments import check_fields
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.io.prefetch import READ_AHEAD_BYTES
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
+from wds_datapipes.io.timeouts import Timeouts
 from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.pipes.samples.positioned_samples import PositionedSamples
 from wds_datapipes.pipes.shards.shard_reading import ShardReadingStage
@@ -87,7 +88,7 @@ class RecordLoader(PositionedSamples, ShardReadingStage[Sample]):
         fields: Sequence[str] | None = None,
         on_error: OnError = "raise",
         storage_options: Mapping[str, Any] | None = None,
-        timeout_s: float | None = None,
+        timeout_s: float | Timeouts | None = None,
         retries: int | None = None,
         read_ahead: int = READ_AHEAD_BYTES,
         open_shards: int = 1,

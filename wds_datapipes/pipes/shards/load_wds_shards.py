@@ -8,6 +8,7 @@ from typing import Any
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.io.prefetch import READ_AHEAD_BYTES
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
+from wds_datapipes.io.timeouts import Timeouts
 from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.pipes.shards.shard_reading import ShardReadingStage
 from wds_datapipes.pipes.stage import register_stage
@@ -42,7 +43,7 @@ class ShardLoader(ShardReadingStage[Member]):
             an unreadable shard. The incomplete sample at the error is never yielded.
         storage_options: options for fsspec to open the shards, such as credentials.
         timeout_s: how long a store may take to respond or to send a byte before it has failed, in seconds; 30 by
-            default for web servers.
+            default for web servers. `Timeouts` has this limit and the others, such as that for connecting.
         retries: the number of retries per shard after transient failures, such as a broken connection or a busy server.
             Reading resumes at the next byte if the store can verify that the file has not changed. 10 by default, with
             growing pauses of at most five minutes in total.
@@ -90,7 +91,7 @@ class ShardLoader(ShardReadingStage[Member]):
         end_marker: EndMarker = "required",
         on_error: OnError = "raise",
         storage_options: Mapping[str, Any] | None = None,
-        timeout_s: float | None = None,
+        timeout_s: float | Timeouts | None = None,
         retries: int | None = None,
         read_ahead: int = READ_AHEAD_BYTES,
         open_shards: int = 1,

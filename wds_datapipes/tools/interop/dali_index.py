@@ -12,6 +12,7 @@ from wds_datapipes.errors import UnsupportedSidecarError
 from wds_datapipes.index.format.builder import DEFAULT_OPTIONS, build_index
 from wds_datapipes.index.format.options import IndexOptions
 from wds_datapipes.index.format.shard_index import ShardIndex
+from wds_datapipes.io.file_systems import is_web
 from wds_datapipes.io.openers import redact, split_scheme
 from wds_datapipes.io.sidecars import write_sidecar
 
@@ -89,6 +90,6 @@ def dali_index_url(url: str) -> str:
     ('data/train-000.idx', 'a/b.idx', '.x.idx')
     """
     scheme, _ = split_scheme(url)
-    path, mark, query = url.partition("?") if scheme in ("http", "https") else (url, "", "")
+    path, mark, query = url.partition("?") if is_web(scheme) else (url, "", "")
     dot = path.find(".", path.rfind("/") + 2)
     return f"{path if dot < 0 else path[:dot]}.idx{mark}{query}"
