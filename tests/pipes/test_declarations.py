@@ -109,7 +109,7 @@ def test_the_table_declares_what_exists_of_classes_that_exist() -> None:
         for name, row in STAGES[package].items():
             assert loop_of(kinds[name]) in (kinds[name], None)
             own = {each for kind in row.__mro__[: row.__mro__.index(Declarations)] for each in vars(kind)}
-            assert own - set(dir(Declarations)) <= {"__annotations__", "__dict__", "__weakref__", "pipe"}
+            assert own - set(dir(Declarations)) <= {"__annotations__", "__dict__", "__weakref__", "alternative", "pipe"}
 
 
 def registered() -> list[type[Any]]:
@@ -185,7 +185,7 @@ def after_some_items(pipe: Any) -> tuple[Any, Any, list[bool]]:
     with suppress(StateError):
         check_resharding(pipe)
         resharded = reshard_states(pipe, Resharding([state], lambda _: (), 3, range(3)))
-    readers = [stage for stage in graph_of(pipe).stages if declared(stage).reads_members]
+    readers = [stage for stage in graph_of(pipe).stages if declared(stage).member_reader()]
     return state, resharded, [count_yielded(reader) > 0 for reader in readers]
 
 

@@ -224,7 +224,7 @@ def seed_stages(pipe: Any, seed_generator: Any, place: PlaceInRun | None = None)
     for stage in filter(takes_seed, before):
         stage.place_in_run = PlaceOfStage(first.generate_shared_seed(), place.epoch, place.first, place.received)
         stage.next_seed = None if following is None else following.generate_shared_seed()
-    for stage in (each for each in after if declared(each).position_log is not None):
+    for stage in (each for each in after if declared(each).position_log_folder() is not None):
         stage.place_in_run = PlaceOfStage(0, place.epoch, place.first, place.received)
     for number, stage in enumerate(sharing):
         seed = derived_seed("shares_seed", place.first, number)

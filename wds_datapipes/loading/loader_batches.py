@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 from torch.utils.data import get_worker_info
 
@@ -64,10 +64,10 @@ class LoaderBatches(SeededStage, EngineStage[Any]):
     """
 
     #: Only the loader can restart its items; stages that restart their source check this.
-    is_remote = True
+    process_boundary = "remote"
     #: Each rank has the epoch of its own loader, which the seeds of the pipeline after it do not change.
     shares_seed = True
-    ignored_arguments = frozenset({"hidden"})
+    argument_uses: ClassVar = {"hidden": "ignored"}
 
     def __init__(self, loader: Any) -> None:
         run = _run_of(loader)

@@ -56,7 +56,7 @@ def _split(pipe: Any, count: int, number: int, group: SHARDING_PRIORITIES) -> No
         RuntimeError: data that one stage has split would be split again by another one.
     """
     for splitter in graph_of(pipe).splitters:
-        if any(declared(stage).is_remote for stage in graph_of(splitter).stages):
+        if any(declared(stage).process_boundary == "remote" for stage in graph_of(splitter).stages):
             continue  # its items were already split between the workers
         splitter.apply_sharding(count, number, **({"sharding_group": group} if _takes_group(splitter) else {}))
         if (
@@ -109,7 +109,9 @@ def is_called_by_accelerate() -> bool:
 
 def given_rank(pipe: Any) -> Instance:
     """Return the rank that torchdata's ``DistributedReadingService`` has assigned to a pipeline."""
-    is_given = ranks_of_run() > 1 and any(declared(stage).syncs_ranks for stage in graph_of(pipe).stages)
+    is_given = ranks_of_run() > 1 and any(
+        declared(stage).process_boundary == "ranks" for stage in graph_of(pipe).stages
+    )
     return own_rank() if is_given else ALONE
 
 
@@ -237,7 +239,7 @@ def check_replicated(pipe: Any, group: DataParallelGroup) -> None:
     Raises:
         ValueError: a stage gives each shard to one process.
     """
-    if group.is_replicated and any(declared(stage).claims_shards for stage in graph_of(pipe).stages):
+    if group.is_replicated and any(declared(stage).shard_access == "claimed" for stage in graph_of(pipe).stages):
         raise ValueError(
             f"{ranks_of_run()} ranks share the data between {group.rank.ranks}, so some must read the same, but "
             "DirectoryShards gives each shard to one process. List the shards with ShardList"

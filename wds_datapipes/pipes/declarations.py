@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from wds_datapipes.counters import Counters
 from wds_datapipes.errors import StateError
-from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.pipes.inspection import loop_of, name_of
 from wds_datapipes.shards.position import Resharding, SamplePosition
 
-if TYPE_CHECKING:
-    from wds_datapipes.index.order.exclusions import Exclusions
+Boundary: TypeAlias = Literal["", "remote", "dispatched", "ranks", "loop"]
+ShardAccess: TypeAlias = Literal["", "read", "claimed"]
+ArgumentUse: TypeAlias = Literal["ignored", "per rank", "free"]
 
 #: The declarations that describe a loop, with their values for an unknown loop.
 PROMISES = {
     **dict.fromkeys(
-        ("has_state", "is_stateless", "has_position", "rereads_samples", "can_reshard", "keeps_share"), False
+        ("has_state", "is_stateless", "has_position", "rereads_samples", "can_reshard", "is_transparent"), False
     ),
-    **dict.fromkeys(("is_transparent", "is_one_to_one", "reads_shards", "reads_members"), False),
+    "is_one_to_one": False,
+    "shard_access": "",
     "draws_globally": True,
     "holds_items": None,
 }
@@ -38,44 +40,25 @@ class Declarations:
     Attributes:
         has_state: whether ``state_dict`` contains everything that the stage keeps between two items; true if it is
             defined.
-        accepts_again: whether ``load_state_dict`` has a parameter ``again`` for the positions of samples that later
-            stages have buffered, which the stage yields first, without counting them.
         has_position: whether its state contains the position of the pipeline in the shards, so that the stages before
             it need no state.
         spans_epochs: whether an epoch continues where the previous one ended.
-        keeps_share: whether each item belongs to the same instance of the pipeline in every pass over its source.
         is_transparent: whether it never affects which samples are yielded, so that states are valid with or without it.
-        is_loaders: whether a loader has added it after the user's pipeline.
-        is_remote: whether its items come from another process, so that only the loader can restart it.
-        is_dispatched: whether one process per rank runs the stages before it, for all workers.
-        syncs_ranks: whether torchdata has added it and has split the data between ranks.
+        process_boundary: ``"remote"`` if its items come from another process, so that only the loader can restart it;
+            ``"dispatched"`` if one process per rank runs the stages before it, for all workers; ``"ranks"`` if
+            torchdata has added it and has split the data between ranks; ``"loop"`` if a loader has added it after the
+            user's pipeline; otherwise "".
         is_one_to_one: whether it yields one item for each item that it reads, except for errors.
-        leaves_holes: whether it may leave out items at some positions, so that other ranks may have yielded more.
-        samples_per_batch: the number of samples in each batch; None if it does not batch, or has no fixed batch size.
-        reads_shards: whether its source is the list of shards.
-        reads_members: whether it yields the members of shards, which its `open_reader` yields faster.
-        open_shards: the number of shards that it keeps open.
+        shard_access: ``"read"`` if its source is the list of shards; ``"claimed"`` if it gives each shard to a single
+            process, and counts it as read when the next one is requested; otherwise "".
+        argument_uses: how arguments affect the items, by name: ``"ignored"`` if they do not; ``"per rank"`` if they are
+            divided between the ranks; ``"free"`` if they may change in a run, as no position depends on them.
         lists_shards: whether it is a source of shards with its own ``.shuffle()``, which shuffles the whole list.
         is_default_shuffle: whether it is torch's ``.shuffle()``, with its default buffer.
         lanes: the number of lanes of its items; each rank gets the same lanes in every epoch.
-        claims_shards: whether it gives each shard to a single process, and counts it as read when the next one is
-            requested.
-        repeats_shards: whether a shard may occur more than once in an epoch.
         restarts_once: whether it restarts its source exactly once in each epoch.
         draws_globally: whether it may draw from the generators of Python, NumPy and torch, as users' functions do.
         holds_items: whether it may read any number of items before it yields one; None if unknown.
-        declares_length: whether its length was declared by the user, so that the number of items may differ.
-        derives_seeds: whether it derives the seeds of later passes from that of the first, as `SeededStage` does.
-        can_rotate: whether it splits the data, and `rotate_assignment` can give it another worker's share.
-        skipped_shards: the number of shards that it skips when it resumes.
-        alternative: advice on what to use instead if it has no position; "" if there is none.
-        ignored_arguments: the names of arguments that do not affect which samples are yielded.
-        arguments_of_rank: the names of arguments that are divided between the ranks.
-        position_log: the folder in which it logs the positions of samples; None if it logs none.
-        exclusions: the samples that it leaves out and that a run may add to; None if it leaves out none.
-        free_arguments: the names of arguments that may change in a run, as no position depends on them.
-        has_phases: whether it has `load_phases` and the other methods of `IndexedSamples` for the phases of a run.
-        on_error: the error policy; see `OnError`.
     """
 
     is_stateless: bool = False
@@ -85,41 +68,19 @@ class Declarations:
     shares_seed: bool = False
 
     has_state: bool = False
-    accepts_again: bool = False
     has_position: bool = False
     spans_epochs: bool = False
-    keeps_share: bool = False
     is_transparent: bool = False
-    is_loaders: bool = False
-    is_remote: bool = False
-    is_dispatched: bool = False
-    syncs_ranks: bool = False
+    process_boundary: Boundary = ""
     is_one_to_one: bool = False
-    leaves_holes: bool = False
-    samples_per_batch: int | None = None
-    reads_shards: bool = False
-    reads_members: bool = False
-    open_shards: int = 1
+    shard_access: ShardAccess = ""
+    argument_uses: ClassVar[Mapping[str, ArgumentUse]] = {}
     lists_shards: bool = False
     is_default_shuffle: bool = False
     lanes: int = 1
-    claims_shards: bool = False
-    repeats_shards: bool = False
     restarts_once: bool = True
     draws_globally: bool = True
     holds_items: bool | None = None
-    declares_length: bool = False
-    derives_seeds: bool = False
-    can_rotate: bool = False
-    skipped_shards: int = 0
-    alternative: str = ""
-    ignored_arguments: frozenset[str] = frozenset()
-    arguments_of_rank: frozenset[str] = frozenset()
-    position_log: Any = None
-    exclusions: Exclusions | None = None
-    free_arguments: frozenset[str] = frozenset()
-    has_phases: bool = False
-    on_error: OnError = "raise"
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -135,6 +96,42 @@ class Declarations:
     def counters(self) -> Counters:
         """The counters of skipped and read items."""
         return Counters()
+
+    def is_even(self) -> bool:
+        """Whether it yields equally many items on each rank if its source does, so that ranks stay in step."""
+        return self.has_position or self.is_one_to_one or self.is_transparent
+
+    def count_in_batch(self) -> int | None:
+        """Return the number of samples in each batch; None if it does not batch, or has no fixed batch size."""
+        return None
+
+    def member_reader(self) -> Any:
+        """Return the stage whose `open_reader` yields the members of shards faster; None if the stage yields none."""
+        return None
+
+    def repeats_shards(self) -> bool:
+        """Whether a shard may occur more than once in an epoch."""
+        return False
+
+    def keeps_share(self) -> bool:
+        """Whether each item belongs to the same instance of the pipeline in every pass over its source."""
+        return self.spans_epochs
+
+    def can_rotate(self) -> bool:
+        """Whether it splits the data, and `rotate_assignment` can give it another worker's share."""
+        return False
+
+    def declares_length(self) -> bool:
+        """Whether its length was declared by the user, so that the number of items may differ."""
+        return False
+
+    def phased_source(self) -> Any:
+        """Return the stage if it has the phases and exclusions of a run, as `IndexedSamples` has; otherwise None."""
+        return None
+
+    def position_log_folder(self) -> Path | None:
+        """Return the folder in which it logs the positions of samples; None if it logs none."""
+        return None
 
     def reset_state(self) -> None:
         """Discard a loaded state, so that the next iteration starts from the beginning."""

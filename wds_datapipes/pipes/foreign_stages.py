@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from wds_datapipes.datapipes import SHARDING_PRIORITIES, ShardingFilter, Shuffler
 from wds_datapipes.pipes.declarations import Declarations
@@ -27,6 +27,9 @@ class ForeignStage(Declarations):
         pipe: the stage.
     """
 
+    #: What to use instead if it has no position, for the message; "" if there is nothing.
+    alternative = ""
+
     def __init__(self, pipe: Any) -> None:
         self.pipe = pipe
 
@@ -36,10 +39,12 @@ class _Batcher(ForeignStage):
     combines_samples = True
     draws_globally = False
     holds_items = True
-    arguments_of_rank = frozenset({"batch_size"})
+    argument_uses: ClassVar = {"batch_size": "per rank"}
 
-    @property
-    def samples_per_batch(self) -> int:  # type: ignore[override]  # it is an argument
+    def is_even(self) -> bool:
+        return True
+
+    def count_in_batch(self) -> int:
         size: int = self.pipe.batch_size
         return size
 
@@ -83,8 +88,10 @@ class ShardingFilterIterDataPipe(ShardingFilter):
 
 class _ShardingFilter(ForeignStage):
     draws_globally = False
-    can_rotate = True
     alternative = "Put .sharding_filter() before .load_wds_shards()"
+
+    def can_rotate(self) -> bool:
+        return True
 
     def number_instances(self) -> None:
         pipe, only = self.pipe, self.pipe.sharding_group_filter
@@ -124,6 +131,29 @@ class _Shuffler(ForeignStage):
         return getattr(self.pipe, "draw_list", super().draw_list)()  # torch's has no draw_list
 
 
+class _Repeater(ForeignStage):
+    def repeats_shards(self) -> bool:
+        return True
+
+
+class _SequenceRepeater(_Repeater):
+    draws_globally = False
+
+
+class _Cycler(_Repeater):
+    draws_globally = False
+    holds_items = False
+    restarts_once = False
+
+
+class _LengthSetter(ForeignStage):
+    draws_globally = False
+    alternative = "Use .with_length(n)"
+
+    def declares_length(self) -> bool:
+        return True
+
+
 class _InMemoryCache(ForeignStage):
     restarts_once = False
 
@@ -147,7 +177,7 @@ STAGES: dict[str, dict[str, type[ForeignStage]]] = {
         "IterableWrapperIterDataPipe": _IterableWrapper,
         "MapperIterDataPipe": _Mapper,
         "MultiplexerIterDataPipe": _row(draws_globally=False, alternative=_MIXED),
-        "SamplerIterDataPipe": _row(repeats_shards=True),
+        "SamplerIterDataPipe": _Repeater,
         "ShardingFilterIterDataPipe": _ShardingFilter,
         "ShufflerIterDataPipe": _Shuffler,
         "UnBatcherIterDataPipe": _row(draws_globally=False),
@@ -158,20 +188,20 @@ STAGES: dict[str, dict[str, type[ForeignStage]]] = {
     },
     "torchdata": {
         "BatchMapperIterDataPipe": _row(alternative="Use .batch(n) and .map()"),
-        "CyclerIterDataPipe": _row(draws_globally=False, holds_items=False, repeats_shards=True, restarts_once=False),
+        "CyclerIterDataPipe": _Cycler,
         "EnumeratorIterDataPipe": _row(draws_globally=False),
-        "FullSyncIterDataPipe": _row(syncs_ranks=True, is_transparent=True),
+        "FullSyncIterDataPipe": _row(process_boundary="ranks", is_transparent=True),
         "HeaderIterDataPipe": _row(draws_globally=False, alternative="Use .slice_samples(n)"),
         "InMemoryCacheHolderIterDataPipe": _InMemoryCache,
-        "LengthSetterIterDataPipe": _row(draws_globally=False, declares_length=True, alternative="Use .with_length(n)"),
+        "LengthSetterIterDataPipe": _LengthSetter,
         "PinMemoryIterDataPipe": _row(alternative="Use ShardReadingService(pin_memory=True)"),
         "PrefetcherIterDataPipe": _row(alternative="The workers of ShardReadingService prefetch items already"),
-        "RepeaterIterDataPipe": _row(draws_globally=False, repeats_shards=True),
-        "ShardingRoundRobinDispatcherIterDataPipe": _row(is_dispatched=True),
+        "RepeaterIterDataPipe": _SequenceRepeater,
+        "ShardingRoundRobinDispatcherIterDataPipe": _row(process_boundary="dispatched"),
         # The items of a worker or of the dispatching process.
-        "NonBlocking": _row(is_remote=True),
-        "_DummyIterDataPipe": _row(is_remote=True),
-        "_IterateQueueDataPipes": _row(is_remote=True),
+        "NonBlocking": _row(process_boundary="remote"),
+        "_DummyIterDataPipe": _row(process_boundary="remote"),
+        "_IterateQueueDataPipes": _row(process_boundary="remote"),
     },
 }
 # Existing stages of torch change into subclasses of the same names, and a release without datapipes has replacements.

@@ -150,7 +150,7 @@ def _stateful(graph: PipelineGraph, later_stages: Sequence[Any]) -> list[Any]:
             _stateful(graph.at(branch), later)
         if known.has_position or known.nested_sources():
             return found[::-1]
-        if known.reads_shards:
+        if known.shard_access == "read":
             break
     else:
         count = len(graph.sources_of(stage))
@@ -211,7 +211,7 @@ def _check_declarations(stage: Any, known: Declarations, later_stages: Sequence[
     name, own = f"{type(stage).__module__}.{type(stage).__qualname__}", type(stage)
     if known.has_state and own.load_state_dict is Stage.load_state_dict:
         raise StateError(f"{name} has state_dict() but no load_state_dict(), so its state cannot be loaded")
-    if known.has_state and reader is not None and not known.accepts_again:
+    if known.has_state and reader is not None and own.load_resumed_state is Stage.load_resumed_state:
         raise StateError(
             f"{name} has its own state and comes before {name_of(reader)}. On resume, the samples held back there "
             f"are read again from their shards and would pass through {own.__name__} a second time, which would "
@@ -223,7 +223,8 @@ def _refusal(stage: Any, known: Declarations) -> str:
     kind = type(stage)
     loop = loop_of(*kind.__mro__) or kind
     if not is_users(loop.__module__):
-        return f"{name_of(stage)} has no position in the shards{known.alternative and '. '}{known.alternative}"
+        alternative = getattr(known, "alternative", "")  # of stages of other packages
+        return f"{name_of(stage)} has no position in the shards{alternative and '. '}{alternative}"
     base = loop_of(*loop.__mro__[1:])
     inherited = "" if base is None else f" The declarations of {base.__name__} do not apply to another __iter__."
     return (

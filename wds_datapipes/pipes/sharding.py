@@ -80,13 +80,13 @@ def check_batch_sizes(pipe: Any, ranks: int, loader_size: int | None = None) -> 
     calls = [f"batch_size={size} of the loader"] if size > 1 else []
     while (whole := getattr(stage, "global_batch_size", None)) is None:
         known, sources = declared(stage), list(sources_of(stage))
-        samples = known.samples_per_batch or (known.combines_samples and getattr(stage, "batch_size", None))
+        samples = known.count_in_batch() or (known.combines_samples and getattr(stage, "batch_size", None))
         if len(sources) != 1 or (known.combines_samples and not samples) or call_of(stage) in UNBATCHING:
             return
         if samples:
             calls.insert(0, call_of(stage).replace("()", f"({samples})"))
             size *= samples
-        is_sure &= known.is_one_to_one or bool(known.samples_per_batch)
+        is_sure &= known.is_one_to_one or bool(known.count_in_batch())
         stage = sources[0]
     ranks = max(ranks, instance_in(groups_of(stage) or {}).ranks)  # the user may have split it
     share = whole // ranks
@@ -121,7 +121,7 @@ def rotate_assignments(pipe: Any, turn: int) -> None:
 
 def rotation_period(pipe: Any) -> int:
     """Return the number of passes in which an instance gets every share once; 1 if the data is not split."""
-    rotating = (stage for stage in _rotating_stages(pipe) if declared(stage).can_rotate)
+    rotating = (stage for stage in _rotating_stages(pipe) if declared(stage).can_rotate())
     return max((part_in(groups_of(stage) or {})[0] for stage in rotating), default=1)
 
 
@@ -130,7 +130,7 @@ def _rotating_stages(pipe: Any) -> Iterator[Any]:
     fixed, graph = set[int](), graph_of(pipe)
     for stage in graph.stages:
         if id(stage) not in fixed:
-            if declared(stage).spans_epochs or declared(stage).keeps_share:
+            if declared(stage).keeps_share():
                 fixed.update(map(id, graph.at(stage).stages))
             else:
                 yield stage
@@ -139,7 +139,7 @@ def _rotating_stages(pipe: Any) -> Iterator[Any]:
 def has_no_shards(pipe: Pipe) -> bool:
     """Whether a stage with a fixed assignment had nothing to assign to this instance."""
     graph = graph_of(pipe)
-    rotating = {id(stage) for stage in _rotating_stages(graph) if declared(stage).can_rotate}
+    rotating = {id(stage) for stage in _rotating_stages(graph) if declared(stage).can_rotate()}
     return any(
         not _has_yielded(splitter) and any(map(_has_yielded, graph.sources_of(splitter)))
         for splitter in graph.splitters
@@ -158,7 +158,7 @@ def refuse_remote(pipe: Pipe, what: str) -> None:
         RuntimeError: the source is remote.
     """
     for stage in graph_of(pipe).stages:
-        if declared(stage).is_remote:
+        if declared(stage).process_boundary == "remote":
             raise RuntimeError(
                 f"{what} must be able to restart its source at any time, but its source is in another process, which "
                 "restarts only when the loader starts an epoch. Put this stage before the one that stays in the main "
@@ -279,14 +279,15 @@ def _unsplit_sources(pipe: Any, instances: int, dispatching: int) -> Iterator[tu
     while found:
         stage, readers = found.pop()
         known = declared(stage)
-        if id(stage) in seen or splits(stage) or known.spans_epochs or known.is_remote or not _is_replicated(stage):
+        is_remote = known.process_boundary == "remote"
+        if id(stage) in seen or splits(stage) or known.spans_epochs or is_remote or not _is_replicated(stage):
             continue
         seen.add(id(stage))
-        if declared(stage).is_dispatched:
+        if known.process_boundary == "dispatched":
             readers = dispatching
         sources = [source for source in sources_of(stage) if isinstance(source, IterDataPipe)]
         # A stage that takes shards from a directory gives each shard to a single process.
-        if not sources and not declared(stage).claims_shards:
+        if not sources and known.shard_access != "claimed":
             yield stage, readers
         found += [(source, readers) for source in reversed(sources)]
 

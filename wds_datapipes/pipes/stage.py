@@ -12,7 +12,7 @@ from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.datapipes.iteration import checked
 from wds_datapipes.errors import StateError
 from wds_datapipes.foreign_names import explain_name
-from wds_datapipes.on_error.policy import CountedErrors, check_on_error
+from wds_datapipes.on_error.policy import CountedErrors, OnError, check_on_error
 from wds_datapipes.pipes.declarations import Declarations
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.inspection import name_of, sources_of
@@ -72,6 +72,7 @@ class Stage(Declarations, IterDataPipe[T_co]):
     """
 
     has_state = False  # the methods below are placeholders
+    on_error: OnError = "raise"
 
     def __init_subclass__(cls, **options: Any) -> None:
         own = vars(cls).keys()
@@ -118,6 +119,14 @@ class Stage(Declarations, IterDataPipe[T_co]):
         """
         raise NotImplementedError(f"{type(self).__name__} has no load_state_dict()")
 
+    def load_resumed_state(self, state: Mapping[str, Any], again: Awaited) -> None:  # noqa: ARG002
+        """Load a state; stages of this package also yield first the samples that later stages have buffered."""
+        self.load_state_dict(state)
+
+    def is_even(self) -> bool:
+        """Whether it yields equally many items on each rank if its source does, so that ranks stay in step."""
+        return self.has_position or self.is_transparent or (self.is_one_to_one and self.on_error == "raise")
+
     def reset_state(self) -> None:
         """Discard a loaded state, so that the next iteration starts from the beginning.
 
@@ -162,7 +171,6 @@ class Stage(Declarations, IterDataPipe[T_co]):
 class EngineStage(Stage[T_co]):
     """Base class of this package's stages, with internal `Declarations`."""
 
-    accepts_again = True
     draws_globally = False
     holds_items = False
 
@@ -182,6 +190,10 @@ class EngineStage(Stage[T_co]):
         if self.on_error != "raise":
             raise TypeError(f"{name_of(self)} has no length, because on_error={self.on_error!r} may skip items")
         return len(self.source)
+
+    def load_resumed_state(self, state: Mapping[str, Any], again: Awaited) -> None:
+        """Load a state, and the samples that later stages have buffered, which are yielded first and not counted."""
+        self.load_state_dict(state, again)  # type: ignore[call-arg]  # those of this package take both
 
     def reset_state(self) -> None:
         """Discard a loaded state, so that the next iteration starts from the beginning."""

@@ -33,10 +33,10 @@ class LoggedBatches:
     """
 
     def __init__(self, stages: Sequence[Any]) -> None:
-        self.later = [*takewhile(lambda stage: declared(stage).position_log is None, stages)]
+        self.later = [*takewhile(lambda stage: declared(stage).position_log_folder() is None, stages)]
         has_log = len(self.later) < len(stages)
-        self.folder = declared(stages[len(self.later)]).position_log if has_log else None
-        self.size = prod(declared(stage).samples_per_batch or 1 for stage in self.later)
+        self.folder = declared(stages[len(self.later)]).position_log_folder() if has_log else None
+        self.size = prod(declared(stage).count_in_batch() or 1 for stage in self.later)
         self._rest = 0 if any(getattr(stage, "drop_last", False) for stage in self.later) else self.size - 1
 
     def count(self, samples: Any) -> Any:
@@ -78,7 +78,7 @@ def _steps_of_log(saved: Checkpoint, pipe: Any) -> Left:
         return UNKNOWN
     graph = PipelineGraph(pipe)
     batches = LoggedBatches(graph.chain)
-    number = [declared(stage).position_log is not None for stage in graph.stateful_stages()].index(True)
+    number = [declared(stage).position_log_folder() is not None for stage in graph.stateful_stages()].index(True)
     samples = [(part.stages[number] or {}).get("passed", 0) for part in saved.parts if part.stages]
     steps = sum(map(batches.count, samples))
     return steps, steps

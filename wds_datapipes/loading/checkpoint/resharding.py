@@ -305,7 +305,7 @@ def _ends_together(pipe: Any) -> bool:
     except TypeError:  # for example, after a filter
         return False
     for stage in PipelineGraph(pipe).chain:
-        if declared(stage).declares_length:
+        if declared(stage).declares_length():
             return False
         if declared(stage).spans_epochs:
             return True

@@ -41,7 +41,7 @@ def run_in_process(service: Any, datapipe: Pipe, rank: Instance) -> tuple[Pipe, 
     if service.worker_init_fn is not None:
         datapipe = call_with_pipeline("worker_init_fn", service.worker_init_fn(datapipe, WorkerInfo(1, 0)))
     # torchdata's FullSync, which synchronizes ranks, prefetches one item, as it does with workers.
-    waiting: Any = datapipe if declared(datapipe).syncs_ranks else None
+    waiting: Any = datapipe if declared(datapipe).process_boundary == "ranks" else None
     part = datapipe if waiting is None else waiting.datapipe
     service.manager.refuse(part, [])
     items = LocalItems(part, service.worker_reset_fn, service.manager.replay_reason_of_workers)

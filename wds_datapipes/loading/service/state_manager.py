@@ -150,7 +150,7 @@ class StateManager:
             dispatched: the pipeline of the dispatching process, if there is one.
         """
         try:
-            later_stages = [stage for stage in later_stages if not declared(stage).syncs_ranks]
+            later_stages = [stage for stage in later_stages if declared(stage).process_boundary != "ranks"]
             reason = replay_reason(pipe, later_stages, dispatched)
         except StateError as error:
             self.refusal = str(error)  # the error itself would keep its frames alive

@@ -184,7 +184,7 @@ class DispatchedItems(Stage[Any]):
     """The items that a worker receives from the dispatching process, in place of the stages that run there."""
 
     #: Only the loader can restart it; stages that restart their source check this.
-    is_remote = True
+    process_boundary = "remote"
 
     def __init__(self) -> None:
         self.is_lost = False

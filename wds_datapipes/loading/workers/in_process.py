@@ -31,7 +31,7 @@ class LocalItems(LoopItems):
         replay_reason: why the pipeline resumes by replay, or "".
     """
 
-    is_loaders = True
+    process_boundary = "loop"
 
     def __init__(
         self, source: Pipe, worker_reset_fn: Callable[[Any, Any, Any], Any] | None, replay_reason: str

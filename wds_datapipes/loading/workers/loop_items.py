@@ -151,7 +151,7 @@ class LoopItems(Stage[Any]):
 class DeliveredCount(Stage[Any]):
     """Reports each delivered item to the source of the items, downstream of stages that prefetch."""
 
-    is_loaders = True
+    process_boundary = "loop"
 
     def __init__(self, source: Pipe, items: LoopItems) -> None:
         self.source = source
@@ -168,6 +168,6 @@ class DeliveredCount(Stage[Any]):
 
 def users_part(pipe: Any) -> Any:
     """Return a pipeline without the stages that count its items, which are the last ones."""
-    while declared(pipe).is_loaders:
+    while declared(pipe).process_boundary == "loop":
         pipe = pipe.source
     return pipe

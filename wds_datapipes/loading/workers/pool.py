@@ -149,7 +149,7 @@ class PooledItems(LoopItems):
     """
 
     #: Only the loader can restart it; stages that restart their source check this.
-    is_remote = True
+    process_boundary = "remote"
 
     def __init__(self, pool: WorkerPool, continues: bool, dispatches_stream: bool) -> None:
         super().__init__([connection.position for connection in pool.workers], continues=continues)

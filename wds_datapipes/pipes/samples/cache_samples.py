@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from torch.utils.data import get_worker_info
 
@@ -66,9 +66,8 @@ class SampleCacher(EngineStage[Any]):
         ['part-00000-of-00001.samples']
     """
 
-    keeps_share = True
     restarts_once = False
-    ignored_arguments = frozenset({"path"})
+    argument_uses: ClassVar = {"path": "ignored"}
 
     def __init__(self, source: IterDataPipe[Any], path: str | os.PathLike[str] | None = None, *, seed: int = 0) -> None:
         self.path = None if path is None else os.fspath(path)
@@ -81,6 +80,10 @@ class SampleCacher(EngineStage[Any]):
         graph = PipelineGraph(self.source)
         part = _part(graph)
         yield from self._cached(lambda: self._begin(graph, part), part, self._describe)
+
+    def keeps_share(self) -> bool:
+        """Whether each item belongs to the same instance of the pipeline in every pass."""
+        return type(self).__iter__ is SampleCacher.__iter__
 
     def _describe(self) -> list[str]:
         """Describe the cached pipeline once, before later stages can change items that are arguments of a stage."""
@@ -104,7 +107,7 @@ def _part(graph: PipelineGraph) -> CachedPart:
     """Return the part of the data that a pipeline yields in this process."""
     parts = set()
     for stage in graph.stages:
-        if declared(stage).is_remote:
+        if declared(stage).process_boundary == "remote":
             raise CacheError(
                 "cache_samples cannot cache the items of other processes, because they change in each epoch. Put the "
                 "cache before the stage that stays in the main process"

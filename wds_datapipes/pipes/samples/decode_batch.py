@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch.utils.data import default_collate
 
@@ -67,7 +67,7 @@ class BatchDecoder(DecodingStage[dict[str, Any]]):
     """
 
     function = staticmethod(decode_batches)
-    ignored_arguments = frozenset({"num_threads"})
+    argument_uses: ClassVar = {"num_threads": "ignored"}
 
     def __init__(
         self,

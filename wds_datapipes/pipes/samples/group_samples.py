@@ -85,7 +85,8 @@ class SampleGrouper(PositionedSamples):
     @property
     def shard_reader(self) -> ShardReadingStage[Any] | None:
         """The stage that reads the shards, if it comes directly before this one."""
-        return self.source if declared(self.source).reads_members else None
+        reader: ShardReadingStage[Any] | None = declared(self.source).member_reader()
+        return reader
 
     def _make_grouping(self) -> SampleGrouping:
         rules = ("key_rule", "fields", "lowercase", "on_duplicate", "on_repeated_key")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -135,8 +135,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
     shares_seed = True
     has_position = True
     can_reshard = True
-    has_phases = True
-    free_arguments = frozenset({"shards", "weights", "global_batch_size", "fields", "on_error"})
+    argument_uses: ClassVar = dict.fromkeys(("shards", "weights", "global_batch_size", "fields", "on_error"), "free")
 
     def __init__(
         self,
@@ -223,8 +222,16 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         self._shuffles = shuffle
         return self
 
+    def phased_source(self) -> IndexedSamples:
+        """Return the stage, which has the phases and exclusions of a run."""
+        return self
+
+    def is_even(self) -> bool:
+        """Whether the ranks stay in step."""
+        return not self._leaves_holes
+
     @property
-    def leaves_holes(self) -> bool:  # type: ignore[override]  # it depends on arguments
+    def _leaves_holes(self) -> bool:
         """Whether it leaves out samples that are excluded or cannot be read, instead of replacing them."""
         return self.remainder == "keep" and (self.on_error != "raise" or bool(self.exclusions))
 
@@ -247,7 +254,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
 
     def __len__(self) -> int:
         """Return the number of samples of an epoch in this process."""
-        if self.leaves_holes:
+        if self._leaves_holes:
             what = "exclude=" if self.exclusions else f"on_error={self.on_error!r}"
             raise TypeError(f"IndexedSamples has no length, because {what} may skip samples")
         return len(self._share())

@@ -69,6 +69,10 @@ class SampleLogger(CountingStage[Any]):
         super().__init__(source, target=target, first=first, every=every)
         self.position_log = None if positions is None else Path(positions)
 
+    def position_log_folder(self) -> Path | None:
+        """Return the folder in which it logs the positions of samples; None if it logs none."""
+        return self.position_log
+
     def function_options(self) -> dict[str, Any]:
         """Return the arguments of the function, with the rank and worker from torch or from stages that split.
 

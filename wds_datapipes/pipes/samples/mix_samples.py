@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 from wds_datapipes.arguments import check_choice
 from wds_datapipes.datapipes import IterDataPipe
@@ -57,7 +57,7 @@ class SampleMixer(SeededStage, SnapshotStage[Any]):
         True
     """
 
-    free_arguments = frozenset({"weights"})
+    argument_uses: ClassVar = {"weights": "free"}
 
     #: The rotation of the assignment in the first pass (see `rotate_assignments`).
     _first_rotation = 0

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import graph_of
 from wds_datapipes.pipes.instance import instance_of
-from wds_datapipes.pipes.stage import FunctionStage, SnapshotStage, position_reader_of
+from wds_datapipes.pipes.stage import FunctionStage, SnapshotStage, Stage, position_reader_of
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.samples.sampling import SampleSeeds
 from wds_datapipes.shards.held_samples import NONE_AWAITED, Awaited, ItemCounter
@@ -36,7 +36,7 @@ class SeedingStage(SeededStage, FunctionStage[T_co], SnapshotStage[T_co]):
             known = declared(stage)
             if known.position_reader() is not None:
                 return False
-            if known.has_state and not known.accepts_again:
+            if known.has_state and type(stage).load_resumed_state is Stage.load_resumed_state:
                 return True
         return False
 
@@ -64,7 +64,7 @@ class SeedingStage(SeededStage, FunctionStage[T_co], SnapshotStage[T_co]):
             self.seeded_by,
             self._own_seed,
             instance=instance,
-            repeats=any(declared(each).repeats_shards for each in graph_of(self.source).stages),
+            repeats=any(declared(each).repeats_shards() for each in graph_of(self.source).stages),
             counter=self._start_progress(ItemCounter()),
             position=None if self.has_state else position_reader_of(self.source),
         )

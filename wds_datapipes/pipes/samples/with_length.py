@@ -33,7 +33,6 @@ class LengthSetter(EngineStage[Any]):
     """
 
     is_stateless = True
-    declares_length = True
     _share: int | None = None
 
     def __init__(self, source: IterDataPipe[Any], n: int) -> None:
@@ -42,6 +41,10 @@ class LengthSetter(EngineStage[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         yield from self.source
+
+    def declares_length(self) -> bool:
+        """Whether the user has declared the length."""
+        return True
 
     def share_length(self, instance: Instance) -> None:
         """Make ``len()`` return one worker's part."""

@@ -121,7 +121,11 @@ class ShardCacher(EngineStage[str]):
             self._passes.begin(folder.path)
             folder.priority = self._passes.priority
         # Requesting the next shard from DirectoryShards marks the last one as read, which may delete it.
-        prefetch = 0 if any(declared(stage).claims_shards for stage in graph_of(self.source).stages) else self.prefetch
+        prefetch = (
+            0
+            if any(declared(stage).shard_access == "claimed" for stage in graph_of(self.source).stages)
+            else self.prefetch
+        )
         yield from cache_wds_shards(self.source, folder, prefetch=prefetch, known=self._known)
 
     def __len__(self) -> int:

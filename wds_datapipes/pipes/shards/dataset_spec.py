@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 from wds_datapipes.pipes.shards.listing import ListingStage
 from wds_datapipes.pipes.state.seeding import SeededStage
@@ -67,7 +67,7 @@ class DatasetSpec(SeededStage, ListingStage[str]):
         ['a-0.tar', 'a-1.tar', 'a-2.tar']
     """
 
-    ignored_arguments = frozenset({"storage_options", "allow_local_files"})
+    argument_uses: ClassVar = {"storage_options": "ignored", "allow_local_files": "ignored"}
 
     def __init__(
         self,
@@ -99,8 +99,7 @@ class DatasetSpec(SeededStage, ListingStage[str]):
         """The settings of the samples of each shard, by URL."""
         return self._mixture.settings
 
-    @property
-    def repeats_shards(self) -> bool:  # type: ignore[override]  # it depends on an argument
+    def repeats_shards(self) -> bool:
         """Whether a shard may occur more than once in an epoch."""
         return any(each.with_replacement for each in self._mixture.collections)
 

@@ -67,7 +67,7 @@ class DirectoryShards(FunctionStage[str]):
     """
 
     is_stateless = False
-    claims_shards = True
+    shard_access = "claimed"
     function = staticmethod(take_files)
 
     def __init__(

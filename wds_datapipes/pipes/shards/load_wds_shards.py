@@ -79,8 +79,6 @@ class ShardLoader(ShardReadingStage[Member]):
         [('a.txt', b'one', 0), ('a.cls', b'1', 1024)]
     """
 
-    reads_members = True
-
     def __init__(
         self,
         source: IterDataPipe[str],
@@ -113,6 +111,10 @@ class ShardLoader(ShardReadingStage[Member]):
             allow_local_files=allow_local_files,
         )
         self._store(source, options)
+
+    def member_reader(self) -> ShardLoader | None:
+        """Return this stage, unless a subclass has another loop."""
+        return self if type(self).__iter__ is ShardLoader.__iter__ else None
 
     def __iter__(self) -> Iterator[Member]:
         if self.open_shards > 1:

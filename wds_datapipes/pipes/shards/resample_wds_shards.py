@@ -45,9 +45,6 @@ class ShardResampler(SeededStage, SplittingStage[str]):
         (10, True)
     """
 
-    repeats_shards = True
-    can_rotate = True
-
     def __init__(self, source: IterDataPipe[str], count: int | None = None, *, seed: int = 0) -> None:
         self.source = source
         self.count = check_optional_integer("count", count, 1)
@@ -57,6 +54,14 @@ class ShardResampler(SeededStage, SplittingStage[str]):
         self.turn = 0
         self._rng = Random()
         self._empty_passes = EmptyPassGuard()
+
+    def repeats_shards(self) -> bool:
+        """Whether a shard may occur more than once in an epoch."""
+        return True
+
+    def can_rotate(self) -> bool:
+        """Whether `rotate_assignment` can give it another worker's share."""
+        return True
 
     def rotate_assignment(self, turn: int, stages: Sequence[Any]) -> None:  # noqa: ARG002
         """Rotate the shares of ``count`` by ``turn`` workers."""

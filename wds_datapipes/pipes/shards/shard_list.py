@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -53,7 +53,7 @@ class ShardList(ListingStage[str]):
         ['/mnt/bucket/0.tar', '/mnt/bucket/1.tar']
     """
 
-    ignored_arguments = frozenset({"storage_options", "allow_local_files", "rewrite"})
+    argument_uses: ClassVar = dict.fromkeys(("storage_options", "allow_local_files", "rewrite"), "ignored")
 
     def __init__(
         self,

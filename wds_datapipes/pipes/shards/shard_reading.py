@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.on_error.policy import OnError
@@ -22,8 +22,8 @@ T_co = TypeVar("T_co", covariant=True)
 class ShardReadingStage(EngineStage[T_co]):
     """Base class of stages that open shards, whose options determine the format."""
 
-    reads_shards = True
-    ignored_arguments = frozenset({"options"})
+    shard_access = "read"
+    argument_uses: ClassVar = {"options": "ignored"}
 
     source: Any
     open_shards: int
@@ -49,7 +49,7 @@ class ShardReadingStage(EngineStage[T_co]):
         warn_of_copies(self.source)
         open_shards = self._options.open_shards
         for stage in graph_of(self.source).stages if open_shards > 1 else ():
-            if declared(stage).claims_shards:
+            if declared(stage).shard_access == "claimed":
                 raise RuntimeError(
                     f"{self._options.stage}(open_shards={open_shards}) requests shards before it has read earlier "
                     f"ones, but {name_of(stage)} counts a shard as read when the next one is requested, and may delete "

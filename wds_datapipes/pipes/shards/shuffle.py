@@ -96,7 +96,7 @@ def shuffle_whole_lists(source: IterDataPipe[Any]) -> None:
 
 def _ends(pipe: Any) -> bool:
     """Whether a stage is known to yield a finite number of items."""
-    if not declared(pipe).declares_length:  # the stream may be endless
+    if not declared(pipe).declares_length():  # the stream may be endless
         with suppress(Exception):  # of a user's stage
             len(pipe)
             return True

@@ -8,7 +8,9 @@ from typing import Any
 
 from wds_datapipes.arguments import check_call
 from wds_datapipes.datapipes import IterDataPipe
+from wds_datapipes.errors import StateError
 from wds_datapipes.on_error.policy import OnError
+from wds_datapipes.pipes.inspection import name_of
 from wds_datapipes.pipes.instance import instance_of_process
 from wds_datapipes.pipes.stage import FunctionStage, register_stage
 from wds_datapipes.types import ALONE, Sample, ShardInfo
@@ -59,7 +61,6 @@ class SampleWriter(FunctionStage[ShardInfo]):
 
     is_stateless = False
     holds_items = True
-    alternative = "Resume with write_wds_shards(resume=True), which keeps a journal of the finished shards"
 
     def __init__(
         self,
@@ -83,6 +84,17 @@ class SampleWriter(FunctionStage[ShardInfo]):
             )
         check_call(".write_wds_shards()", ShardWriter.__init__, (None, pattern), written, hidden=1)
         ShardWriter(pattern, **{**written, "resume": False}, share=ALONE).close()
+
+    def check_position(self) -> None:
+        """Refuse a position.
+
+        Raises:
+            StateError: always.
+        """
+        raise StateError(
+            f"{name_of(self)} has no position in the shards. Resume with write_wds_shards(resume=True), which keeps a "
+            "journal of the finished shards"
+        )
 
     def replay_obstacle(self, stages: Sequence[Any]) -> str:  # noqa: ARG002
         """Return why an epoch cannot be replayed."""

@@ -64,7 +64,7 @@ def first_stateful(pipe: Any) -> Any:
 def run_source(pipe: Any) -> Any:
     """Return the source of a pipeline if it has the phases of a run; otherwise None."""
     source = first_stateful(pipe)
-    return source if source is not None and declared(source).has_phases else None
+    return None if source is None else declared(source).phased_source()
 
 
 def description(stage: Any) -> str:
@@ -76,10 +76,13 @@ def description(stage: Any) -> str:
     facts = arguments_of(stage)
     if vars(stage).get("_enabled", True) is False:  # set by DataLoader(shuffle=False)
         facts["enabled"] = False
-    of_rank, free = declared(stage).arguments_of_rank, declared(stage).free_arguments
+    uses = declared(stage).argument_uses
+    free = {name for name, use in uses.items() if use == "free"}
     facts = {name: facts[name] for name in sorted(facts, key=free.__contains__)}
     texts = [
-        f"{name}={format_value(value, _IGNORED_TYPES)}{PER_RANK if name in of_rank else ''}".replace(FREE, " ")
+        f"{name}={format_value(value, _IGNORED_TYPES)}{PER_RANK if uses.get(name) == 'per rank' else ''}".replace(
+            FREE, " "
+        )
         for name, value in facts.items()
     ]
     fixed = sum(name not in free for name in facts)
@@ -114,11 +117,11 @@ def arguments_of(stage: Any) -> dict[str, Any]:
     if missing and not splits(stage):  # stages that split the data store the number of their share
         kept = {id(value) for value in found.values()}
         found |= {name.lstrip("_"): value for name, value in attributes.items() if id(value) not in kept}
-    ignored = declared(stage).ignored_arguments
+    uses = declared(stage).argument_uses
     return {
         name: value.value if isinstance(value, OpaqueValue) else value
         for name, value in found.items()
-        if not (name in ignored or is_secret(name) or _holds_only_pipes(value))
+        if not (uses.get(name) == "ignored" or is_secret(name) or _holds_only_pipes(value))
     }
 
 

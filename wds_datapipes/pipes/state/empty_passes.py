@@ -63,7 +63,7 @@ class EmptyPassGuard:
         waiting = _waiting_for(stage)
         for before, each in itertools.pairwise(waiting):
             mark, made = _mark_of(each), count_yielded(before)
-            if made < declared(each).skipped_shards:  # it is still resuming
+            if made < getattr(each, "skipped_shards", 0):  # it is still resuming
                 self._yielded.clear()
                 return
             found = self._yielded.get(id(each))
@@ -91,7 +91,9 @@ def _waiting_for(stage: IterDataPipe[Any]) -> list[Any]:
             if all(each is not stage for each in graph_of(found).stages):
                 break  # a function in another pipeline reads this one
             known = declared(found)
-            if not (known.is_transparent or known.is_loaders):  # they drop nothing, and torch may not count their items
+            if not (
+                known.is_transparent or known.process_boundary == "loop"
+            ):  # they drop nothing, and torch may not count their items
                 waiting.append(found)
     return waiting
 

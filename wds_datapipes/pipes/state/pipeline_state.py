@@ -96,9 +96,7 @@ def difference_of_ranks(pipe: Any) -> str:
 def first_uneven_stage(stages: Iterable[Any]) -> Any:
     """Return the first of some stages that may drop items or hold them back; None if there is none."""
     for stage in stages:
-        known = declared(stage)
-        is_even = known.has_position or (known.is_one_to_one and known.on_error == "raise")
-        if known.leaves_holes or not (is_even or known.samples_per_batch or known.is_transparent):
+        if not declared(stage).is_even():
             return stage
     return None
 
@@ -134,7 +132,7 @@ def load_state(pipe: Any, state: Sequence[Mapping[str, Any] | None] | None, agai
     awaited = again
     for stage, own in reversed(list(zip(stages, state, strict=True))):
         if own is not None:
-            stage.load_state_dict(own, *([awaited] if stage.accepts_again else []))
+            stage.load_resumed_state(own, awaited)
         if stage.rereads_samples:
             nearest = _holder_of(stage)
             waiting = dict.fromkeys(unpack_positions((own or {}).get("waiting", ())), nearest)

@@ -49,7 +49,7 @@ class ReplayedItems(SnapshotStage[Any]):
     """
 
     is_transparent = True
-    is_loaders = True
+    process_boundary = "loop"
     has_position = True
     holds_items = True
 

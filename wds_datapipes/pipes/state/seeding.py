@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from wds_datapipes.datapipes import IterDataPipe
-from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import graph_of
 from wds_datapipes.pipes.inspection import library_of, takes_seed
 from wds_datapipes.received_epochs import NONE_RECEIVED, ReceivedEpochs
@@ -53,7 +52,6 @@ class SeededStage:
         place_in_run: the place of the epoch in a run, if the loader knows it.
     """
 
-    derives_seeds = True
     next_seed: int | None = None
     place_in_run: PlaceOfStage | None = None
     _seed: int | None = None
@@ -105,7 +103,7 @@ def derive_later_seeds(pipe: Any) -> None:
         pipe: the last stage.
     """
     for stage in graph_of(pipe).stages:
-        if not takes_seed(stage) or declared(stage).derives_seeds:
+        if not takes_seed(stage) or isinstance(stage, SeededStage):
             continue
         for name, wrapped in {"set_seed": _recording_set_seed, "reset": _reseeding_reset}.items():
             # Wrap it in the class that defines it: a new method in another class would change that one's fingerprint.

@@ -214,7 +214,7 @@ def guard_listings(pipe: Any, seed: int, *, drawn_only: bool = False) -> None:
     graph = graph_of(pipe)
     for stage in graph.stages:
         is_split = splits(stage)
-        if is_split or declared(stage).reads_shards:
+        if is_split or declared(stage).shard_access == "read":
             for name, source in [*vars(stage).items()]:
                 if not isinstance(source, IterDataPipe) or isinstance(source, ShardOrder):
                     continue
@@ -222,7 +222,7 @@ def guard_listings(pipe: Any, seed: int, *, drawn_only: bool = False) -> None:
                 if any(map(splits, before)):
                     continue
                 # A process that distributes the items to the workers leaves nothing to split.
-                is_split = is_split and not any(declared(each).is_remote for each in before)
+                is_split = is_split and not any(declared(each).process_boundary == "remote" for each in before)
                 may_draw = any(declared(each).draws_globally for each in before)
                 if may_draw or not drawn_only:
                     setattr(stage, name, ShardOrder(source, is_split=is_split, may_draw=may_draw))

@@ -85,7 +85,7 @@ class RunSteps:
         self.saved, self._rows = saved, self._find
         self._source: Any = None
         self._seed_of = EpochSeeds.of(saved).of_epoch
-        if not source.has_phases:
+        if source.phased_source() is None:
             adopt([saved], pipeline, descriptions(pipeline), saved.ranks)
             self._rows = LoggedSteps(pipeline, saved.first, [each.received for each in (saved, *others)]).rows
             return
