@@ -88,7 +88,7 @@ def test_every_patch_is_listed_with_its_fault() -> None:
     )
 
 
-# The reason is determined in an interpreter without other imports than torch's, which take seconds.
+# Each program runs in a fork of an interpreter that has imported torch, which takes seconds, and nothing of ours.
 
 ABSENT = "torchdata is not installed, or has no DataLoader2"
 REASONS = {
@@ -99,41 +99,89 @@ REASONS = {
         "torchdata 0.6.0 is not one of 0.7.1, 0.8.0, 0.9.0",
         True,
     ),
-    "another system": ("import fsspec.core, torchdata; sys.platform = 'darwin'", "require Linux, but this is", False),
+    "another system": (
+        "import sys, fsspec.core, torchdata; sys.platform = 'darwin'",
+        "require Linux, but this is",
+        False,
+    ),
 }
 
 
-#: Runs each case, whose setups are its arguments, in a fork.
-PROGRAM = """
-import json, logging, os, sys
+#: Runs each of the programs among its arguments in a fork, with the exit code and the output of each as a result.
+FORKS = """
+import json, os, subprocess, sys, tempfile, traceback
 from torch.utils.data import IterDataPipe
-for setup in sys.argv[1:]:
-    if not os.fork():
-        break
-    os.wait()
-else:
-    sys.exit()
-exec(setup)
+assert "torchdata" not in sys.modules
+results = []
+for program in sys.argv[1:]:
+    with tempfile.TemporaryFile() as output:
+        if not os.fork():
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+            try:
+                exec(program, {"__name__": "__main__"})
+                sys.stdout.flush()
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        _, status = os.wait()
+        output.seek(0)
+        results.append([os.waitstatus_to_exitcode(status), output.read().decode()])
+print(json.dumps(results))
+"""
+#: Prints the patches and the logged lines of a case.
+PATCHES = """
+import json, logging
 logged = []
 logging.getLogger("wds_datapipes").addHandler(handler := logging.Handler())
 handler.emit = lambda record: logged.append(record.getMessage())
 from wds_datapipes.loading.torchdata_patches import on_import, patches
 print(json.dumps([[patch[2:] for patch in patches.list_patches()], logged]))
 """
+#: Prints the patches that are not applied, and the number of patches.
+APPLIED = """
+import wds_datapipes
+from wds_datapipes.loading.torchdata_patches import patches
+print([patch.name for patch in patches.list_patches() if not patch.applied], len(patches.list_patches()))
+"""
+#: What a program may import first.
+FIRST = [
+    "import torchdata",
+    "import torchdata.datapipes.iter",
+    *(["import wds_datapipes, torchdata.stateful_dataloader"] if HAS_STATEFUL_LOADER else []),  # since 0.8
+    "import wds_datapipes.loading.service.launch",
+    "import wds_datapipes.loading.workers.in_process",
+    "import wds_datapipes.loading.workers.worker",
+    "import wds_datapipes.loading.service.loader",
+    "from wds_datapipes import ShardReadingService",
+]
+NO_WARNING = "import wds_datapipes, torchdata.dataloader2, torchdata.datapipes"
+#: With a finder of the old kind, such as that of six 1.15, which has ``find_module`` only.
+OLD_FINDER = """
+import sys, warnings; warnings.simplefilter("ignore")
+sys.meta_path.insert(0, type("Finder", (), {"find_module": lambda *_: None})())
+import wds_datapipes, torchdata.dataloader2
+print("ShardReadingService" in wds_datapipes.__all__)
+"""
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
-    """The patches and the logged lines of each case."""
-    command = [sys.executable, "-W", "ignore", "-c", PROGRAM, *(setup for setup, *_ in REASONS.values())]
+def ended() -> dict[str, tuple[int, str]]:
+    """The exit code and the output of each program."""
+    quiet = "import warnings; warnings.simplefilter('ignore')\n"
+    programs = {case: f"{quiet}{setup}{PATCHES}" for case, (setup, *_) in REASONS.items()}
+    programs |= {first: f"{quiet}{first}{APPLIED}" for first in FIRST}
+    programs |= {text: f"import warnings; warnings.simplefilter('error')\n{text}" for text in (NO_WARNING, OLD_FINDER)}
+    command = [sys.executable, "-W", "ignore", "-c", FORKS, *programs.values()]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return dict(zip(REASONS, map(json.loads, done.stdout.splitlines()), strict=True))
+    return dict(zip(programs, map(tuple, json.loads(done.stdout.splitlines()[-1])), strict=True))
 
 
 @pytest.mark.parametrize("case", REASONS)
-def test_torchdata_is_left_alone(case: str, found: dict[str, Any]) -> None:
+def test_torchdata_is_left_alone(case: str, ended: dict[str, tuple[int, str]]) -> None:
     _, reason, is_logged = REASONS[case]
-    states, logged = found[case]
+    states, logged = json.loads(ended[case][1])
     assert len(states) == 11
     assert all(not applied and reason in why for applied, why in states[:5])
     assert [applied for applied, _ in states[5:]] == [
@@ -204,24 +252,9 @@ def test_torchdata_is_imported_at_its_first_use(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ["4 False", "False False False", f"8 True {HAS_STATEFUL_LOADER}"]
 
 
-@pytest.mark.parametrize(
-    "first",
-    [
-        "import torchdata",
-        "import torchdata.datapipes.iter",
-        *(["import wds_datapipes, torchdata.stateful_dataloader"] if HAS_STATEFUL_LOADER else []),  # since 0.8
-        "import wds_datapipes.loading.service.launch",
-        "import wds_datapipes.loading.workers.in_process",
-        "import wds_datapipes.loading.workers.worker",
-        "import wds_datapipes.loading.service.loader",
-        "from wds_datapipes import ShardReadingService",
-    ],
-)
-def test_torchdata_is_patched_whatever_is_imported_first(first: str) -> None:
-    code = f"{first}; import wds_datapipes; from wds_datapipes.loading.torchdata_patches import patches; "
-    code += "print([each.name for each in patches._done.values() if not each.applied], len(patches._done))"
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == ("[] 11\n" if HAS_STATEFUL_LOADER else "['unknown_position'] 11\n")
+@pytest.mark.parametrize("first", FIRST)
+def test_torchdata_is_patched_whatever_is_imported_first(first: str, ended: dict[str, tuple[int, str]]) -> None:
+    assert ended[first] == (0, "[] 11\n" if HAS_STATEFUL_LOADER else "['unknown_position'] 11\n")
 
 
 def test_the_names_of_torchdatas_stages_are_known() -> None:
@@ -235,18 +268,9 @@ def test_the_names_of_torchdatas_stages_are_known() -> None:
     assert registered <= on_import.STAGES
 
 
-def test_importing_shows_no_warning(tmp_path: Path) -> None:
-    code = "import wds_datapipes, torchdata.dataloader2, torchdata.datapipes"
-    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, cwd=tmp_path)
+def test_importing_shows_no_warning(ended: dict[str, tuple[int, str]]) -> None:
+    assert ended[NO_WARNING] == (0, "")
 
 
-def test_finders_of_the_old_kind_are_passed() -> None:
-    """Such as that of six 1.15, which has ``find_module`` only."""
-    program = (
-        "import sys, warnings; warnings.simplefilter('ignore')\n"
-        "sys.meta_path.insert(0, type('Finder', (), {'find_module': lambda *_: None})())\n"
-        "import wds_datapipes, torchdata.dataloader2\n"
-        "print('ShardReadingService' in wds_datapipes.__all__)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
+def test_finders_of_the_old_kind_are_passed(ended: dict[str, tuple[int, str]]) -> None:
+    assert ended[OLD_FINDER] == (0, "True\n")

@@ -165,9 +165,8 @@ def test_so_do_those_of_workers(kind: Any, workers: int, source: str, flaky: Pat
 ONE_BUFFER = [name for name in BUFFERS if name != "two shuffles"]
 
 
-@pytest.mark.parametrize("source", ["stream", "open shards", "index"])
+@pytest.mark.parametrize(("source", "workers"), [("stream", 1), ("stream", 3), ("open shards", 3), ("index", 1)])
 @pytest.mark.parametrize("buffer", ONE_BUFFER)
-@pytest.mark.parametrize("workers", [1, 3])
 def test_samples_that_waited_come_on_other_workers(source: str, buffer: str, workers: int, flaky: Path) -> None:
     def build() -> Pipe:
         return BUFFERS[buffer](SOURCES[source]().filter(has_luck))

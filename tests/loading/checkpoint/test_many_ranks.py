@@ -16,7 +16,7 @@ from wds_datapipes.shards import position
 from wds_datapipes.shards.packed_rows import pack_rows, unpack_rows
 from wds_datapipes.types import Instance
 
-RANKS, WORKERS, BUFFER = 512, 8, 1000
+RANKS, WORKERS, BUFFER = 512, 8, 250
 PARTS = RANKS * WORKERS
 
 
@@ -27,7 +27,7 @@ def pipeline() -> Any:
 
 @pytest.fixture(scope="module")
 def merged() -> dict[str, str]:
-    """The states of all ranks after 3,000 samples of each worker, from shards of 1,000 samples."""
+    """The states of all ranks after 750 samples of each worker, from shards of 250 samples."""
     rows = [[number * 7 % 3, 10_240 * number, 10_240 * (number + 1)] for number in range(0, 3 * BUFFER, 3)]
     waiting = pack_rows(sorted(rows, key=lambda row: row[1] * 7919 % 10_007))
     listed = [[3 * PARTS, "0123456789abcdef" * 2, "train-12287.tar"]]

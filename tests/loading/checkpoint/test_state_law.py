@@ -39,13 +39,12 @@ def every_second(items: Any) -> Any:
     return itertools.islice(items, 0, None, 2)
 
 
-#: Pipelines of each kind. `nox -s nightly` runs all with worker processes, and `tests`, these.
+#: Pipelines with each kind of state. `nox -s nightly` runs all with worker processes, and `tests`, these: workers send
+#: the states that the tests without workers check.
 SOME = (
-    *("a long chain", "random crops in batches", "shuffles in a row", "a shuffle of few bytes", "drawn shards in turn"),
-    *("a truncated shard", "skipped samples", "records and members", "a mixture in a mixture", "buckets of a mixture"),
-    *("a mixture without end", "random buckets", "random parts", "indexed samples by length", "a stage with a state"),
-    *("an indexed mixture by windows", "a stage that holds samples back", "columns of batches"),
-    *("a cache on disk", "a state before a shuffle", "torch's shuffle", "a stage that declares nothing", "zipped"),
+    *("a long chain", "random crops in batches", "drawn shards in turn", "a truncated shard", "records and members"),
+    *("a mixture in a mixture", "random buckets", "an indexed mixture by windows", "a stage with a state"),
+    *("a cache on disk", "torch's shuffle", "zipped"),
 )
 WHOLE = bool(os.environ.get("WHOLE_SWEEPS"))
 WITH_WORKERS = (*EXACT, *REPLAYED) if WHOLE else SOME
@@ -113,7 +112,7 @@ def test_a_loader_with_other_options_resumes(
     new = partial(LOADERS[name][0], EXACT["keys"], workers)
     if name == "one rank":
         request.getfixturevalue("one_rank")
-    assert check_law(new, cuts=5) == "exact"
+    assert check_law(new, cuts=3 if workers else 5) == "exact"
 
 
 KINDS: dict[str, Any] = {"service": Service, "tracked": Tracked, "stateful": Stateful}
@@ -122,8 +121,10 @@ KINDS: dict[str, Any] = {"service": Service, "tracked": Tracked, "stateful": Sta
 @pytest.mark.parametrize(
     ("name", "saving", "at"),
     [
-        *itertools.product(["keys"], KINDS, [(0, 5), (2, 1), (2, 11), (3, 17), (2, 18), (2, 99)]),
-        *itertools.product(["batches", "a shuffle after it"], ["service", "tracked"], [(0, 4), (2, 3), (2, 99)]),
+        *itertools.product(["keys"], ["service"], [(0, 5), (2, 1), (2, 11), (3, 17), (2, 18), (2, 99)]),
+        *itertools.product(["keys"], ["tracked", "stateful"], [(0, 5), (2, 11), (2, 18)]),
+        *itertools.product(["batches"], ["service", "tracked"], [(0, 4), (2, 3), (2, 99)]),
+        *itertools.product(["a shuffle after it"], ["service", "tracked"], [(2, 3)]),
     ],
 )
 def test_each_loader_resumes_from_the_state_of_each(name: str, saving: str, at: tuple[int, int]) -> None:
@@ -172,7 +173,7 @@ SAVED_BY_WORKERS = ("a chain", "a mixture in a mixture", "batches taken apart", 
 @pytest.mark.parametrize(
     ("name", "loader", "workers"),
     [
-        *itertools.product(WITH_WORKERS if WHOLE else WITH_WORKERS[::4], [Tracked], [2]),
+        *itertools.product(WITH_WORKERS if WHOLE else WITH_WORKERS[::3], [Tracked], [2]),
         *itertools.product(SAVED_BY_WORKERS, [Stateful], [0, 2]),
     ],
 )
@@ -192,7 +193,7 @@ def test_a_dataset_resumes(name: str, loader: Any, workers: int) -> None:
 )
 def test_a_stream_resumes(name: str, loader: Any, workers: int) -> None:
     new = partial(loader, STREAMS[name], workers)
-    assert check_law(new, cuts=4 if workers else 7) == "exact"
+    assert check_law(new, cuts=3 if workers else 7) == "exact"
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -105,7 +105,7 @@ def test_requests_of_a_host_do_not_grow_with_its_ranks(source: str, counted: tup
 
     alone = requests(1)
     downloads = SHARDS if source == "pattern" else 0  # once on a host
-    assert [requests(4), requests(16)] == [alone - downloads] * 2
+    assert [requests(2), requests(8)] == [alone - downloads] * 2
     assert alone == {"list": 1, "pattern": 1 + 3 * SHARDS, "manifest": 1}[source]
 
 
