@@ -26,7 +26,7 @@ import webdataset
 from contest import Contender, Contest, options, parse, plot_contests, write_report
 from datasets import SETS
 
-from wds_datapipes import ShardWriter, TarWriter
+from wds_datapipes import ShardWriter, TarWriter, WriteOptions
 
 Sample = dict[str, Any]
 
@@ -42,7 +42,7 @@ def payload(sample: Sample) -> int:
 
 
 def ours(path: Path, data: Iterable[Sample], **settings: Any) -> Iterator[Sample]:
-    with TarWriter(path, **settings) as shard:
+    with TarWriter(path, WriteOptions(**settings)) as shard:
         for sample in data:
             shard.write(sample)
             yield sample
@@ -77,7 +77,9 @@ def raw(path: Path, data: Iterable[Sample]) -> Iterator[Sample]:
 
 
 def many_of_ours(folder: Path, data: list[Sample], **settings: Any) -> Iterator[Sample]:
-    with ShardWriter(folder / "ours-%03d.tar", maxcount=max(1, len(data) // 4), **settings) as writer:
+    with ShardWriter(
+        folder / "ours-%03d.tar", maxcount=max(1, len(data) // 4), options=WriteOptions(**settings)
+    ) as writer:
         for sample in data:
             writer.write(sample)
             yield sample

@@ -14,7 +14,7 @@ from wds_datapipes.counters import LATEST, Counters, Skipped, SkippedItem
 from wds_datapipes.errors import DecodeError, TruncatedShardError
 from wds_datapipes.loading.report import count_skipped
 from wds_datapipes.on_error.policy import CountedErrors, ErrorPolicy
-from wds_datapipes.shards.loading import ReadOptions, load_wds_shards
+from wds_datapipes.shards.loading import TarOptions, load_wds_shards
 from wds_datapipes.testing import build_shard
 from wds_datapipes.types import Shard
 
@@ -67,7 +67,7 @@ def test_the_book_knows_the_current_shard(tmp_path: Path) -> None:
     counters.on_shard = opened.append
     read = []
     for shard, name, _, _ in load_wds_shards(
-        [*names, str(tmp_path / "missing.tar")], ReadOptions(on_error=CountedErrors("skip", counters))
+        [*names, str(tmp_path / "missing.tar")], TarOptions(on_error=CountedErrors("skip", counters))
     ):
         read.append(name)
         assert Shard(counters.shard) == shard

@@ -9,6 +9,7 @@ import pickle
 import re
 import tarfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 from torch._utils import ExceptionWrapper
 
 import wds_datapipes
-from wds_datapipes import IndexedSamples, ReadLimits, Sample, ShardList, convert_shards, hints, last_dot
+from wds_datapipes import IndexedSamples, JobOptions, ReadLimits, Sample, ShardList, convert_shards, hints, last_dot
 from wds_datapipes import index as indexes
 from wds_datapipes.errors import CorruptShardError, WdsError
 from wds_datapipes.hints import ARGUMENTS, END_MARKER, IGNORE_ZEROS, LIMITS, Hint
@@ -89,7 +90,7 @@ CALLED: dict[str, dict[str, str]] = {
     "samples/select.py": {"remainder": "IndexedSamples", "duplicate_is_error": "rename_keys"},
     "shards/patterns.py": {"allow_local_files": "ShardList"},
     "shards/records.py": {"format": "load_wds_records", "key": "load_wds_records", "fields": "load_wds_records"},
-    "writing/packers.py": {"encoder": "ShardWriter TarWriter", "limits": "load_wds_shards"},
+    "writing/packers.py": {"limits": "load_wds_shards"},
     "writing/shard_writer.py": {"old_shards": "ShardWriter"},
 }
 
@@ -213,7 +214,8 @@ def shorten(sample: Sample) -> Sample:
 
 
 def converted(url: str, **options: Any) -> object:
-    return convert_shards(shorten, [url], f"{url}.out/", num_workers=0, progress=False, retries=0, **options)
+    job = replace(options.pop("job", JobOptions()), progress=False, retries=0)
+    return convert_shards(shorten, [url], f"{url}.out/", num_workers=0, job=job, **options)
 
 
 ENTRIES: dict[str, Callable[..., object]] = {
@@ -226,7 +228,13 @@ ENTRIES: dict[str, Callable[..., object]] = {
     "write_dali_index": write_dali_index,
     "convert_shards": converted,
 }
-NAMES = {"AccessOptions": AccessOptions, "IndexOptions": IndexOptions, "ReadLimits": ReadLimits, "last_dot": last_dot}
+NAMES = {
+    "JobOptions": JobOptions,
+    "AccessOptions": AccessOptions,
+    "IndexOptions": IndexOptions,
+    "ReadLimits": ReadLimits,
+    "last_dot": last_dot,
+}
 
 
 @pytest.mark.parametrize("entry", ENTRIES)

@@ -45,10 +45,12 @@ if typing.TYPE_CHECKING:
     from wds_datapipes.pipes.samples.indexed_samples import IndexedSamples
     from wds_datapipes.tools.prepare.convert import ConvertedShard, convert_shards
     from wds_datapipes.tools.prepare.create import create_shards
+    from wds_datapipes.tools.prepare.job_options import JobOptions
+    from wds_datapipes.tools.prepare.read_options import ReadOptions
     from wds_datapipes.tools.prepare.stats import dataset_stats
     from wds_datapipes.tools.prepare.verify import verify_shards
     from wds_datapipes.tools.runs.steps import explain
-    from wds_datapipes.writing import ShardWriter, TarWriter
+    from wds_datapipes.writing import ShardWriter, TarWriter, WriteOptions
 
     __version__: str
 
@@ -61,12 +63,14 @@ __all__ = [
     "ErrorBudget",
     "ImageDecoder",
     "IndexedSamples",
+    "JobOptions",
     "LoaderBatches",
     "LoadingReport",
     "Member",
     "MockSamples",
     "RandomResizedCrop",
     "ReadLimits",
+    "ReadOptions",
     "Sample",
     "ShardList",
     "ShardReadingService",
@@ -76,6 +80,7 @@ __all__ = [
     "TarWriter",
     "Timeouts",
     "WorkerReport",
+    "WriteOptions",
     "collate_samples",
     "convert_shards",
     "create_shards",
@@ -109,10 +114,12 @@ _LATER = {
         "pipes.samples.indexed_samples": "IndexedSamples",
         "tools.prepare.convert": "ConvertedShard convert_shards",
         "tools.prepare.create": "create_shards",
+        "tools.prepare.job_options": "JobOptions",
+        "tools.prepare.read_options": "ReadOptions",
         "tools.prepare.stats": "dataset_stats",
         "tools.prepare.verify": "verify_shards",
         "tools.runs.steps": "explain",
-        "writing": "ShardWriter TarWriter",
+        "writing": "ShardWriter TarWriter WriteOptions",
     }.items()
     for name in names.split()
 }

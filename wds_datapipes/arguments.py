@@ -16,7 +16,7 @@ import numpy as np
 
 from wds_datapipes.foreign_names import explain_argument
 from wds_datapipes.redaction import redact, short_repr
-from wds_datapipes.signatures import spell_argument
+from wds_datapipes.signatures import arguments_of, spell_argument
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -94,17 +94,6 @@ def check_fields(fields: object) -> None:
         raise TypeError(f'fields must be a collection of names, as in ["jpg", "cls"], not {fields!r:.200}')
 
 
-def takes_options(keywords: type) -> Callable[[F], F]:
-    """Decorate a function with the ``TypedDict`` of the arguments that its ``**options`` stands for."""
-
-    def decorate(function: F) -> F:
-        written = keywords.__annotations__.items()
-        vars(function)[_KEYWORDS] = {name: getattr(each, "__forward_arg__", each) for name, each in written}
-        return function
-
-    return decorate
-
-
 def checks_calls(target: F) -> F:
     """Decorate a function or a class so that wrong arguments raise an error with its name and its arguments."""
     is_class = isinstance(target, type)
@@ -138,11 +127,11 @@ def check_call(
     """
     signature = _signature_of(function)
     parameters = list(signature.parameters.values())[hidden:]
-    names = [*(each.name for each in parameters if each.kind != each.VAR_KEYWORD), *vars(function).get(_KEYWORDS, ())]
+    names = [each.name for each in parameters if each.kind != each.VAR_KEYWORD]
     is_open = len(names) < len(parameters)
     unknown = next((name for name in options if not is_open and name not in names), None)
     if unknown is not None:
-        problem = f"has no argument {unknown!r}{_advice(unknown, names, function)}"
+        problem = f"has no argument {unknown!r}{_advice(unknown, options[unknown], names, function)}"
     else:
         try:
             given = signature.bind(*arguments, **options).arguments
@@ -151,18 +140,19 @@ def check_call(
         else:
             _check_types({**given, **options}, _kinds_of(function))
             return
-    texts = {each.name: str(each.replace(annotation=each.empty, default=each.empty)) for each in parameters}
-    listed = ", ".join([*(texts.get(name, name) for name in names), *([texts[parameters[-1].name]] if is_open else [])])
+    listed = ", ".join(str(each.replace(annotation=each.empty, default=each.empty)) for each in parameters)
     raise TypeError(f"{call} {problem} It takes {listed or 'no arguments'}")
 
 
-def _advice(unknown: str, names: Sequence[str], function: Callable[..., Any]) -> str:
+def _advice(unknown: str, value: object, names: Sequence[str], function: Callable[..., Any]) -> str:
     """Return what to write in place of an unknown argument, as sentences."""
-    text = spell_argument(function, unknown)
+    text = spell_argument(function, unknown, short_repr(value))
     if text is not None and not text.startswith(f"{unknown}="):
-        return f". Write {text}."
+        return f": pass {text}."
     if similar := difflib.get_close_matches(unknown, names, 1, 0.75):
         return f". Did you mean {similar[0]!r}?"
+    if similar := difflib.get_close_matches(unknown, arguments_of(function), 1, 0.75):
+        return f". Did you mean {spell_argument(function, similar[0], short_repr(value))}?"
     return f"{explain_argument(unknown)}."
 
 
@@ -196,7 +186,10 @@ def _is_named(name: str, value: object) -> bool:
 
 
 #: The classes of this package that are arguments.
-_CLASSES = ("AccessOptions", "EpochOptions", "IndexOptions", "Instance", "Manifest", "ReadLimits", "ShardIndex")
+_CLASSES = (
+    *("AccessOptions", "EpochOptions", "IndexOptions", "JobOptions", "ReadOptions", "WriteOptions"),
+    *("Instance", "Manifest", "ReadLimits", "ShardIndex"),
+)
 
 #: The kinds of values, by the words with which annotations begin.
 _KINDS = {
@@ -218,17 +211,16 @@ _KINDS = {
 def _kinds_of(function: Callable[..., Any]) -> dict[str, list[_Kind]]:
     """Return the kinds of those arguments whose annotations consist of such kinds only."""
     parameters = _signature_of(function).parameters.values()
-    written = {
-        each.name: each.annotation for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
-    }
     found = {}
-    for name, annotation in {**written, **vars(function).get(_KEYWORDS, {})}.items():
-        kinds = [_KINDS.get(each.strip().partition("[")[0]) for each in _alternatives(str(annotation))]
+    for parameter in parameters:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        kinds = [_KINDS.get(each.strip().partition("[")[0]) for each in _alternatives(str(parameter.annotation))]
         if None in kinds or (
             _KINDS["Callable"] in kinds and _KINDS["None"] not in kinds
         ):  # a stage checks its function
             continue
-        found[name] = [kind for kind in kinds if kind is not None]
+        found[parameter.name] = [kind for kind in kinds if kind is not None]
     return found
 
 
@@ -256,8 +248,5 @@ def _check_types(given: Mapping[str, Any], kinds: Mapping[str, list[_Kind]]) -> 
                 words.remove("a string")
             raise TypeError(f"{name} must be {' or '.join(words)}, not {short_repr(value)}")
 
-
-#: The attribute of a function with the arguments that ``**options`` stands for, and their annotations.
-_KEYWORDS = "_wds_datapipes_keywords"
 
 _signature_of = functools.cache(inspect.signature)

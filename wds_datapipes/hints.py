@@ -69,13 +69,16 @@ class Hint:
     Args:
         argument: its name.
         value: its value, as in Python; for an object, the name of its field.
+        within: the argument and the class of the object that has it as a field, if all functions take it so.
     """
 
     argument: str
     value: str = "..."
+    within: str = ""
 
     def __str__(self) -> str:
-        return f"pass {self.argument}={self.code}"
+        text = f"{self.argument}={self.code}"
+        return f"pass {self.within}({text})" if self.within else f"pass {text}"
 
     @property
     def code(self) -> str:
@@ -111,7 +114,7 @@ class Message(str):
     >>> message.spell(lambda hint: f"use --{hint.argument}")
     'It has no end marker: use --end_marker if this is intended'
     >>> message.hints
-    (Hint(argument='end_marker', value='"optional"'),)
+    (Hint(argument='end_marker', value='"optional"', within=''),)
     """
 
     __slots__ = ("parts",)
@@ -159,14 +162,14 @@ FINAL = Hint("end_marker", '"final"')
 IGNORE_ZEROS = Hint("ignore_zeros", "True")
 ON_DUPLICATE = Hint("on_duplicate", '"first"')
 FIRST_DOT, LAST_DOT = Hint("key_rule", "first_dot"), Hint("key_rule", "last_dot")
-NO_KEY_RULE = Hint("key_rule", "None")
+WRITE_LAST_DOT, WRITE_NO_RULE = (Hint("key_rule", rule, "options=WriteOptions") for rule in ("last_dot", "None"))
 INDEX_DIR = Hint("index_dir")
 REBUILD = Hint("rebuild", "True")
 COLUMNS = Hint("columns")
 REMOVE_OLD = Hint("remove_old", "True")
 REKEY = Hint("rekey", '"{number:08d}"')
 REDO, KEEP = Hint("if_changed", '"redo"'), Hint("if_changed", '"keep"')
-ALLOW_PICKLE = Hint("allow_pickle", "True")
+ALLOW_PICKLE, WRITE_PICKLE = (Hint("allow_pickle", "True", within) for within in ("", "options=WriteOptions"))
 REGION = Hint("storage_options", '{"client_kwargs": {"region_name": ...}}')
 SKIP = Hint("on_error", '"skip"')
 IN_PROCESS = Hint("num_workers", "0")

@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import is_dataclass
 from functools import cache, partial, wraps
-from typing import Any, ParamSpec, TypeVar, get_args, is_typeddict
+from typing import Any, ParamSpec, TypeVar, get_args
 
-from wds_datapipes.errors import WdsError
-from wds_datapipes.hints import ARGUMENTS, Hint
+from wds_datapipes.hints import ARGUMENTS, Hint, Message
+
+#: The ends of the names of classes that stand for several arguments.
+OPTIONS = ("Options", "Limits")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -40,49 +42,54 @@ def spell_argument(function: Callable[..., Any], argument: str, value: str = "..
     >>> spell_argument(IndexedSamples, "end_marker")
     'access=AccessOptions(indexing=IndexOptions(end_marker=...))'
     """
-    found = _route(function, argument)
-    if found is None:
+    known = arguments_of(function)
+    if argument not in known:
         return None
     text = f"{argument}={value}"
-    for name, kind in reversed(found):
+    for name, kind in reversed(known[argument]):
         text = f"{name}={kind}({text})"
     return text
 
 
 @cache
-def _route(function: Callable[..., Any], argument: str) -> list[tuple[str, str]] | None:
-    """Return the arguments, with their classes, through which a function takes an argument; None if it does not."""
+def arguments_of(function: Callable[..., Any]) -> dict[str, list[tuple[str, str]]]:
+    """Return all arguments of a function and of its options, each with the arguments and classes that lead to it.
+
+    >>> from wds_datapipes import ShardWriter
+    >>> arguments_of(ShardWriter)["maxcount"], arguments_of(ShardWriter)["compress"]
+    ([], [('options', 'WriteOptions')])
+    """
+    found: dict[str, list[tuple[str, str]]] = {}
     left: deque[tuple[list[tuple[str, str]], Callable[..., Any]]] = deque([([], function)])
     while left:
         path, owner = left.popleft()
         for name, parameter in inspect.signature(owner).parameters.items():
+            found.setdefault(name, path)
             kind = _resolve(owner, parameter.annotation)
-            kinds = [kind, *get_args(kind), type(parameter.default)]
-            if name == argument or (is_typeddict(kind) and argument in kind.__optional_keys__):
-                return path
-            if parameter.kind is not parameter.VAR_KEYWORD:
-                left += [([*path, (name, kind.__name__)], kind) for kind in kinds if _is_options(kind)]
-    return None
+            kinds = filter(_is_options, [kind, *get_args(kind), type(parameter.default)])
+            left += [([*path, (name, each.__name__)], each) for each in dict.fromkeys(kinds)]
+    return found
 
 
 def _resolve(owner: Callable[..., Any], annotation: object) -> Any:
     """Return an annotation as an object, or None if it cannot be resolved when the program runs."""
-    names = vars(sys.modules[owner.__module__]) if owner.__module__ in sys.modules else {}
     with suppress(Exception):
-        names = {**names, "Unpack": _Unpack}  # it may be imported for type checkers only
-        return eval(annotation, names) if isinstance(annotation, str) else annotation  # noqa: S307  of this package
+        names = _Names(vars(sys.modules[owner.__module__]))
+        return eval(annotation, {}, names) if isinstance(annotation, str) else annotation  # noqa: S307  of this package
     return None
 
 
-class _Unpack:
-    """Stands for the class of this name: ``Unpack[kind]`` is the dictionary of keyword arguments itself."""
+class _Names(dict[str, Any]):
+    """The names of a module, and those of public options that it may import for type checkers only."""
 
-    def __class_getitem__(cls, kind: Any) -> Any:
-        return kind
+    def __missing__(self, name: str) -> Any:
+        if name.endswith(OPTIONS):
+            return getattr(sys.modules["wds_datapipes"], name)
+        raise KeyError(name)
 
 
 def _is_options(kind: object) -> bool:
-    return isinstance(kind, type) and is_dataclass(kind) and kind.__name__.endswith(("Options", "Limits"))
+    return isinstance(kind, type) and is_dataclass(kind) and kind.__name__.endswith(OPTIONS)
 
 
 @contextmanager
@@ -90,10 +97,15 @@ def spelled_for(function: Callable[..., Any]) -> Iterator[None]:
     """Spell the hints of errors for the function that the user called."""
     try:
         yield
-    except WdsError as error:
-        if error.hints:
-            error.args = (error.args[0].spell(partial(phrase_for, function)),)
+    except Exception as error:
+        spell_for(function, error)
         raise
+
+
+def spell_for(function: Callable[..., Any], error: Exception) -> None:
+    """Spell the hints of an error for the function that the user called."""
+    if len(error.args) == 1 and isinstance(message := error.args[0], Message) and message.hints:
+        error.args = (message.spell(partial(phrase_for, function)),)
 
 
 def spells_hints(function: Callable[P, R]) -> Callable[P, R]:

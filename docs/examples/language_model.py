@@ -23,7 +23,7 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from wds_datapipes import IndexedSamples, ShardReadingService, ShardWriter
+from wds_datapipes import IndexedSamples, ShardReadingService, ShardWriter, WriteOptions
 from wds_datapipes.index import EpochOptions
 
 from torchdata.dataloader2 import DataLoader2  # isort: skip - the import above silences its deprecation warning
@@ -71,7 +71,9 @@ def write_rows(folder: Path) -> None:
     for name, documents in DATASETS.items():
         samples = [{"__key__": str(n), "tokens": tokenize(text)} for n, text in enumerate(documents())]
         rows = IterableWrapper(samples).pack_samples(ROW_LENGTH, "tokens", pad=PADDING, long_samples="split")
-        with ShardWriter(f"{folder}/{name}-%03d.tar", maxcount=64, index=True, verbose=False) as writer:
+        with ShardWriter(
+            f"{folder}/{name}-%03d.tar", maxcount=64, options=WriteOptions(index=True), verbose=False
+        ) as writer:
             for number, row in enumerate(rows):
                 writer.write({"__key__": f"{number:08d}", "npy": row["tokens"].numpy().astype(np.uint16)})
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import webdataset
 
-from wds_datapipes import ShardList, ShardWriter, TarWriter
+from wds_datapipes import ShardList, ShardWriter, TarWriter, WriteOptions
 from wds_datapipes.errors import EncodeError, ShardWriteError, UnsafeInputError
 
 IMAGE = np.random.default_rng(0).random((8, 6, 3)).astype(np.float32)
@@ -28,7 +28,7 @@ def theirs(url: str, sample: dict[str, Any], **options: Any) -> None:
 
 
 def ours(url: str, sample: dict[str, Any], **options: Any) -> None:
-    with TarWriter(url, **options) as writer:
+    with TarWriter(url, WriteOptions(**options)) as writer:
         writer.write(sample)
 
 
@@ -125,9 +125,11 @@ def test_60_a_command_gets_the_shard() -> None:
 
 def test_61_a_new_shard_starts_after_maxcount_and_post_is_called() -> None:
     make: Any
-    for name, make in (("ours", ShardWriter), ("theirs", webdataset.ShardWriter)):
+    settings: Any
+    writers = [("ours", ShardWriter, {"options": WriteOptions(encoder=False)})]
+    for name, make, settings in (*writers, ("theirs", webdataset.ShardWriter, {"encoder": False})):
         called: list[str] = []
-        with make(f"{name}-%02d.tar", maxcount=5, post=called.append, encoder=False, verbose=0) as writer:
+        with make(f"{name}-%02d.tar", maxcount=5, post=called.append, verbose=0, **settings) as writer:
             for number in range(50):
                 writer.write({"__key__": str(number), "txt": b"hello\n"})
         assert called == [f"{name}-{number:02d}.tar" for number in range(10)]

@@ -25,7 +25,7 @@ from wds_datapipes.index import IndexOptions
 from wds_datapipes.index.format.builder import build_index
 from wds_datapipes.io.compression.decompress import compression_name, decompress_stream
 from wds_datapipes.samples.grouping import group_samples
-from wds_datapipes.shards.loading import ReadOptions, load_wds_shards, read_shards
+from wds_datapipes.shards.loading import TarOptions, load_wds_shards, read_shards
 from wds_datapipes.tar.reader import read_members
 
 END = bytes(1024)
@@ -135,12 +135,12 @@ def read_plain(data: bytes) -> None:
     path = scratch() / "shard.tar"
     path.write_bytes(content)
     url = str(path)
-    loaded = Outcome(load_wds_shards([url], ReadOptions(**rules)))
+    loaded = Outcome(load_wds_shards([url], TarOptions(**rules)))
     compressed = _is_compressed(content)
     if not compressed and not whole.is_too_large and not loaded.is_too_large:
         same("from a file", (shown(whole), whole.kind), (shown(loaded), loaded.kind))
     samples = Outcome(
-        group_samples(read_shards([url], ReadOptions(**rules)), on_duplicate="first", on_repeated_key="ignore")
+        group_samples(read_shards([url], TarOptions(**rules)), on_duplicate="first", on_repeated_key="ignore")
     )
     indexed(url, samples, rules, content, compressed)
 
@@ -187,7 +187,7 @@ def read_compressed(data: bytes) -> None:
     path = scratch() / "shard.tar.any"
     path.write_bytes(data[1:])
     rules: dict[str, Any] = {"ignore_zeros": True, "end_marker": "optional"}
-    loaded = Outcome((name, len(data)) for _, name, data, _ in load_wds_shards([str(path)], ReadOptions(**rules)))
+    loaded = Outcome((name, len(data)) for _, name, data, _ in load_wds_shards([str(path)], TarOptions(**rules)))
     step = (1, 3, 64, 512, 4096)[(data[0] if data else 0) % 5]
     stream = decompress_stream(forward(data[1:], max(step, len(data) >> 10), 512), url="x")
     with stream:

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch.utils.data.graph import traverse_dps
 
-from wds_datapipes import ErrorBudget, ShardList, TarWriter, read_quarantine
+from wds_datapipes import ErrorBudget, ShardList, TarWriter, WriteOptions, read_quarantine
 from wds_datapipes.errors import WdsError
 from wds_datapipes.index import build_index, read_index
 from wds_datapipes.io.openers import open_parts, open_url
@@ -178,7 +178,7 @@ def uses(url: str, options: dict[str, Any], folder: str) -> list[Callable[[], An
         lambda: file_facts(url, retries=1, **asked),
         lambda: build_index(url, **asked),
         lambda: read_index(url, **asked),
-        lambda: TarWriter(url, **asked).close(),
+        lambda: TarWriter(url, WriteOptions(**asked)).close(),
     ]
 
 

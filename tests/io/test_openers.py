@@ -13,7 +13,7 @@ from typing import Any
 import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
 
-from wds_datapipes import ShardList, TarWriter
+from wds_datapipes import ShardList, TarWriter, WriteOptions
 from wds_datapipes.errors import MissingSidecarError, ShardOpenError, SpecError, StaleSidecarError, UnknownSchemeError
 from wds_datapipes.index import build_indexes, check_index, read_index, write_index
 from wds_datapipes.io import urls
@@ -251,7 +251,7 @@ def test_shards_on_s3_are_indexed_there(s3: dict[str, Any]) -> None:
     url = "s3://bucket/i/x.tar"
 
     def write(*keys: str) -> None:
-        with TarWriter(url, storage_options=s3) as shard:
+        with TarWriter(url, options=WriteOptions(storage_options=s3)) as shard:
             for key in keys:
                 shard.write({"__key__": key, "bin": bytes(5 << 20)})
 

@@ -23,7 +23,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from wds_datapipes.io import prefetch
 from wds_datapipes.io.remote import fsspec_file
 from wds_datapipes.io.urls import store_of
-from wds_datapipes.shards.loading import ReadOptions, load_wds_shards
+from wds_datapipes.shards.loading import TarOptions, load_wds_shards
 from wds_datapipes.testing import build_shard
 
 LIMIT_S, GRACE_S = 300.0, prefetch.GRACE_S
@@ -117,7 +117,7 @@ def test_ctrl_c_at_the_start_of_a_thread_leaves_none(shards: dict[str, str], mon
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", interrupted)
             with pytest.raises(KeyboardInterrupt):
-                list(load_wds_shards(urls, ReadOptions(read_ahead=1, open_shards=open_shards)))
+                list(load_wds_shards(urls, TarOptions(read_ahead=1, open_shards=open_shards)))
         until(lambda: not threads())
 
 
@@ -183,7 +183,7 @@ def test_a_thread_may_collect_the_iteration_that_it_reads_for(
     monkeypatch.setattr(prefetch, "NEAR_S", LIMIT_S)
     monkeypatch.setattr(prefetch, "store_of", collect)
     monkeypatch.setattr(sys, "unraisablehook", lambda raised: failures.append(raised.exc_value))
-    members = load_wds_shards([shards["a"], shards["c"]], ReadOptions(read_ahead=1 << 20))
+    members = load_wds_shards([shards["a"], shards["c"]], TarOptions(read_ahead=1 << 20))
     next(members)
     until(lambda: "c.tar" in Watched.read)
     gc.disable()  # the main thread must not collect it first
@@ -199,7 +199,7 @@ def test_a_thread_may_collect_the_iteration_that_it_reads_for(
 
 
 def test_the_next_shard_is_read_while_one_is_used(shards: dict[str, str]) -> None:
-    members = load_wds_shards([shards[name] for name in "acebB"], ReadOptions(read_ahead=4 << 20))
+    members = load_wds_shards([shards[name] for name in "acebB"], TarOptions(read_ahead=4 << 20))
     for name, following in itertools.pairwise("aceb"):
         assert next(members)[1][0] == name
         until(lambda awaited=f"{following}.tar": awaited in Watched.read)  # type: ignore[misc]  # it has a default
@@ -274,7 +274,7 @@ def test_a_source_of_local_files_is_not_read_ahead(shards: dict[str, str]) -> No
             yield shards[name]
             asked.append(name.lower())
 
-    found = [(name[0], "".join(asked)) for _, name, _, _ in load_wds_shards(source(), ReadOptions(read_ahead=32 << 20))]
+    found = [(name[0], "".join(asked)) for _, name, _, _ in load_wds_shards(source(), TarOptions(read_ahead=32 << 20))]
     assert dict(reversed(found)) == {"a": "A", "b": "AaB", "c": "AaBbaaC", "e": "AaBbaaCcee"}
     assert [seen for letter, seen in found if letter == "a"][-1] == "AaBbaaC"
 
@@ -285,7 +285,7 @@ def test_an_error_of_the_source_comes_after_the_shards_before_it(shards: dict[st
         yield shards["b"]
         raise LookupError("the list ends here")
 
-    members = load_wds_shards(source(), ReadOptions(read_ahead=32 << 20))
+    members = load_wds_shards(source(), TarOptions(read_ahead=32 << 20))
     assert [next(members)[1][0] for _ in range(SIZES["a"] + SIZES["b"])] == ["a"] * SIZES["a"] + ["b"] * SIZES["b"]
     with pytest.raises(LookupError, match="the list ends here"):
         next(members)
@@ -296,7 +296,7 @@ def test_an_endless_source_is_read_only_as_far_as_needed(shards: dict[str, str])
         while True:
             yield shards["b"]
 
-    members = load_wds_shards(source(), ReadOptions(read_ahead=1 << 20))
+    members = load_wds_shards(source(), TarOptions(read_ahead=1 << 20))
     assert [name for _, (_, name, _, _) in zip(range(50), members, strict=False)] == ["b0.bin"] * 50
     members.close()  # type: ignore[attr-defined]  # it is a generator
 
@@ -304,7 +304,7 @@ def test_an_endless_source_is_read_only_as_far_as_needed(shards: dict[str, str])
 def test_an_unresponsive_store_does_not_delay_the_end(shards: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefetch, "GRACE_S", GRACE_S)
     Watched.gates["c.tar"] = threading.Event()
-    members = load_wds_shards([shards["a"], shards["c"]], ReadOptions(read_ahead=1 << 20))
+    members = load_wds_shards([shards["a"], shards["c"]], TarOptions(read_ahead=1 << 20))
     next(members)
     until(lambda: len(threads()) == 1)  # that of the first has ended
     begun = time.monotonic()
@@ -314,7 +314,7 @@ def test_an_unresponsive_store_does_not_delay_the_end(shards: dict[str, str], mo
 
 
 def test_a_fork_leaves_the_threads_to_the_parent(shards: dict[str, str]) -> None:
-    members = load_wds_shards([shards["c"], shards["e"]], ReadOptions(read_ahead=100_000))
+    members = load_wds_shards([shards["c"], shards["e"]], TarOptions(read_ahead=100_000))
     next(members)
     child = os.fork()
     if not child:

@@ -21,7 +21,7 @@ import pytest
 from faults import FaultProxy
 from web_server import serving
 
-from wds_datapipes import ConvertedShard, ShardList, TarWriter, convert_shards
+from wds_datapipes import ConvertedShard, JobOptions, ShardList, TarWriter, WriteOptions, convert_shards
 from wds_datapipes.errors import ShardOpenError, ShardWriteError
 from wds_datapipes.index import check_index, read_index
 from wds_datapipes.io.output import upload
@@ -125,7 +125,7 @@ def samples(megabytes: float, prefix: str = "") -> list[dict[str, Any]]:
 
 
 def write(url: str, options: dict[str, Any], megabytes: float, error: type[BaseException] | None = None) -> None:
-    with TarWriter(url, storage_options=options) as shard:
+    with TarWriter(url, options=WriteOptions(storage_options=options)) as shard:
         for sample in samples(megabytes):
             shard.write(sample)
         if error is not None:
@@ -232,10 +232,9 @@ def wanted() -> dict[str, bytes]:
     return found
 
 
-def convert(options: dict[str, Any], **more: Any) -> list[ConvertedShard]:
-    return convert_shards(
-        turned, ["a.tar", "b.tar"], "s3://bucket/w/", journal="s.journal", storage_options=options, **more
-    )
+def convert(options: dict[str, Any], *, index: bool = False, **more: Any) -> list[ConvertedShard]:
+    writing, job = WriteOptions(storage_options=options, index=index), JobOptions(journal="s.journal")
+    return convert_shards(turned, ["a.tar", "b.tar"], "s3://bucket/w/", options=writing, job=job, **more)
 
 
 def new(results: list[ConvertedShard]) -> list[str]:

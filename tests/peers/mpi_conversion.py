@@ -8,7 +8,7 @@ from typing import Any
 
 from mpi4py.futures import MPIPoolExecutor
 
-from wds_datapipes import convert_shards
+from wds_datapipes import JobOptions, convert_shards
 from wds_datapipes.errors import ConversionError
 
 #: The command line of processes that wait for tasks also starts with the name of the script.
@@ -29,7 +29,7 @@ def main() -> None:
     told: dict[str, Any] = {"this": os.getpid()}
     with MPIPoolExecutor() as executor:
         try:
-            convert_shards(convert, shards, f"{FOLDER}/out/", executor=executor, retries=1)
+            convert_shards(convert, shards, f"{FOLDER}/out/", executor=executor, job=JobOptions(retries=1))
         except ConversionError as error:
             told["failures"] = {os.path.basename(url): repr(cause) for url, cause in error.failures.items()}
         told["first"] = sorted(path.name for path in FOLDER.glob("out/*.tar"))

@@ -26,7 +26,7 @@ from faults import Fault, fault_proxy
 from nginx_server import Nginx
 from web_server import web_server
 
-from wds_datapipes import ShardList, TarWriter
+from wds_datapipes import ShardList, TarWriter, WriteOptions
 from wds_datapipes.errors import ChangedShardError, ShardOpenError
 from wds_datapipes.index import build_indexes, read_index
 from wds_datapipes.io.openers import open_parts, open_url
@@ -64,7 +64,7 @@ def google() -> Iterator[dict[str, Any]]:
 
 
 def test_google_is_written_listed_and_read(google: dict[str, Any], tmp_path: Path) -> None:
-    with TarWriter("gs://bucket/d/0.tar", storage_options=google) as writer:
+    with TarWriter("gs://bucket/d/0.tar", options=WriteOptions(storage_options=google)) as writer:
         for sample in SAMPLES:
             writer.write(sample)
     for pattern in ("gs://bucket/d/*.tar", "gs://bucket/d/"):
@@ -76,7 +76,7 @@ def test_google_is_written_listed_and_read(google: dict[str, Any], tmp_path: Pat
 
 def test_google_is_read_in_parts_and_indexed(google: dict[str, Any]) -> None:
     url = "gs://bucket/i/0.tar"
-    with TarWriter(url, storage_options=google) as writer:
+    with TarWriter(url, options=WriteOptions(storage_options=google)) as writer:
         for sample in SAMPLES:
             writer.write(sample)
     assert [result.samples for result in build_indexes([url], storage_options=google)] == [6]
@@ -94,7 +94,7 @@ def test_google_is_read_in_parts_and_indexed(google: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("fault", [Fault(at=1000, how="close"), Fault(status=503), Fault(status=429)])
 def test_google_is_read_despite_faults(google: dict[str, Any], fault: Fault) -> None:
-    with TarWriter("gs://bucket/f/0.tar", storage_options=google) as writer:
+    with TarWriter("gs://bucket/f/0.tar", options=WriteOptions(storage_options=google)) as writer:
         writer.write(SAMPLES[0])
     with fault_proxy(("127.0.0.1", int(google["endpoint_url"].rpartition(":")[2]))) as proxy:
         proxy.faults[:] = [fault]

@@ -15,14 +15,14 @@ from drawn_archives import recipes, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wds_datapipes import TarWriter, first_dot, last_dot
+from wds_datapipes import TarWriter, WriteOptions, first_dot, last_dot
 from wds_datapipes.errors import CorruptSidecarError, DuplicateKeyError
 from wds_datapipes.index import IndexOptions, ShardIndex, build_index, check_index
 from wds_datapipes.index.format.index_columns import COLUMNS
 from wds_datapipes.index.format.index_file import index_bytes, index_url, parse_index, read_index, write_index
 from wds_datapipes.samples.grouping import OnDuplicate, group_samples
 from wds_datapipes.samples.keys import KeyRule
-from wds_datapipes.shards.loading import ReadOptions, read_shards
+from wds_datapipes.shards.loading import TarOptions, read_shards
 from wds_datapipes.tar.headers import EndMarker
 
 KEYS = st.sampled_from(
@@ -48,7 +48,7 @@ Fields = dict[str, bytes]
 
 def by_reading(shard: Path, end_marker: EndMarker = "required", **rules: Any) -> Iterator[tuple[str, Fields]]:
     for sample in group_samples(
-        read_shards([shard], ReadOptions(end_marker=end_marker)), on_repeated_key="ignore", **rules
+        read_shards([shard], TarOptions(end_marker=end_marker)), on_repeated_key="ignore", **rules
     ):
         meta = ("__key__", "__url__", "__local_path__")
         yield sample["__key__"], {field: data for field, data in sample.items() if field not in meta}
@@ -112,7 +112,7 @@ def test_an_index_agrees_with_reading(
 @settings(deadline=None, max_examples=40)
 def test_a_writer_knows_the_index_of_its_shard(shard: Path, samples: list[tuple[str, Fields]], suffix: str) -> None:
     place = f"{shard}{suffix}"
-    with TarWriter(place, encoder=False, digest=True, index=True) as writer:
+    with TarWriter(place, options=WriteOptions(encoder=False, digest=True, index=True)) as writer:
         for key, fields in samples:
             writer.write({"__key__": key, **fields})
     found = build_index(place, options=IndexOptions(digest=True))

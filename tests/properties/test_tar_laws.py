@@ -24,7 +24,7 @@ from wds_datapipes.errors import (
     UnsupportedMemberError,
 )
 from wds_datapipes.io.read_limits import ReadLimits
-from wds_datapipes.shards.loading import ReadOptions, load_wds_shards
+from wds_datapipes.shards.loading import TarOptions, load_wds_shards
 from wds_datapipes.tar.reader import read_members
 
 if TYPE_CHECKING:
@@ -370,7 +370,7 @@ def test_a_member_over_eight_gigabytes(tmp_path: Path, headers: bytes) -> None:
         stream.write(file("a.txt") + headers)
         stream.seek(9 << 30, os.SEEK_CUR)  # a hole, which takes no space
         stream.write(file("b.txt") + END)
-    members = list(load_wds_shards([shard], ReadOptions(select_files=lambda name: name != "huge.bin")))
+    members = list(load_wds_shards([shard], TarOptions(select_files=lambda name: name != "huge.bin")))
     assert [member[1:] for member in members] == [
         ("a.txt", b"data", 0),
         ("b.txt", b"data", 1024 + len(headers) + (9 << 30)),

@@ -12,7 +12,7 @@ from typing import Any
 import hypothesis.strategies as st
 from hypothesis import example, given, settings
 
-from wds_datapipes import TarWriter
+from wds_datapipes import TarWriter, WriteOptions
 from wds_datapipes.io.compression.formats import COMPRESSIONS
 from wds_datapipes.samples.keys import first_dot, is_meta
 from wds_datapipes.tar.header_writer import HeaderWriter
@@ -45,7 +45,7 @@ SAMPLES = st.lists(
 
 def written(samples: Samples, **options: Any) -> tuple[bytes, TarWriter]:
     stream = io.BytesIO()
-    with TarWriter(stream, **options) as shard:
+    with TarWriter(stream, WriteOptions(**options)) as shard:
         for sample in samples:
             shard.write(sample)
     return stream.getvalue(), shard

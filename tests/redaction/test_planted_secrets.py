@@ -25,10 +25,12 @@ from wds_datapipes import (
     DirectoryShards,
     ErrorBudget,
     IndexedSamples,
+    JobOptions,
     ShardList,
     ShardReadingService,
     ShardWriter,
     TarWriter,
+    WriteOptions,
     convert_shards,
     create_shards,
     dataset_stats,
@@ -125,7 +127,7 @@ def write(url: str, folder: Path) -> Iterator[object]:
                 writer.write(sample | {"__key__": f"{number}"})
 
     yield lambda: fill(TarWriter(url))
-    yield lambda: TarWriter(url, compress=False).write(sample)  # and it is not closed
+    yield lambda: TarWriter(url, options=WriteOptions(compress=False)).write(sample)  # and it is not closed
     for pattern in (f"{url}%06d", f"{url}%06d%06d", f"{url}%06d.tar".replace("name.tar", "name-%06d.tar.7z")):
         yield lambda pattern=pattern: fill(ShardWriter(pattern, verbose=True))
         yield lambda pattern=pattern: fill(ShardWriter(pattern, resume=True))
@@ -142,11 +144,13 @@ def write(url: str, folder: Path) -> Iterator[object]:
 def convert(url: str, folder: Path) -> Iterator[object]:
     good = build_shard("a.tar", [{"__key__": "a", "txt": "x"}])
     of_text, of_url = (SampleSpec("a", {"txt": part}, "row 1") for part in (b"x", UrlPart(url)))
-    quick: dict[str, Any] = {"num_workers": 0, "retries": 1}
+    quick: dict[str, Any] = {"num_workers": 0, "job": JobOptions(retries=1)}
     yield lambda: convert_shards(same, [url, good], "out/", **quick, if_changed="redo", on_error="skip")
     yield lambda: convert_shards(same, [url, url], "out/", **quick)
     for output in (url, f"{url}%06d", f"{url}{{name}}"):
-        yield lambda output=output: convert_shards(same, [good, good], output, journal=folder / "journal", **quick)
+        yield lambda output=output: convert_shards(
+            same, [good, good], output, num_workers=0, job=JobOptions(journal=folder / "journal", retries=1)
+        )
         yield lambda output=output: create_shards([of_text], output, num_workers=0)
     yield lambda: create_shards([of_url], "made/%d.tar", num_workers=0, on_error="warn")
     yield lambda: verify_shards([url], decode=True, num_workers=0)

@@ -23,7 +23,7 @@ from wds_datapipes import ShardList
 from wds_datapipes.errors import DuplicateKeyError, TruncatedShardError
 from wds_datapipes.samples.grouping import SampleGrouping, group_samples, split_by_shard
 from wds_datapipes.samples.keys import last_dot
-from wds_datapipes.shards.loading import ReadOptions, load_wds_shards, read_shards
+from wds_datapipes.shards.loading import TarOptions, load_wds_shards, read_shards
 from wds_datapipes.testing import build_shard, check_resume
 from wds_datapipes.types import Member, Sample, Shard
 
@@ -207,7 +207,7 @@ def test_a_truncated_shard_never_merges_with_the_next(shards: list[str], size: i
         file.write(whole.read(size))
     # The first sample is known to be complete once the header of the first file of the second sample has been read.
     before = GOOD[:2] + [("a", b"0")] * (size >= 2560)
-    assert known(group_samples(read_shards(shards, ReadOptions(on_error="skip")))) == before + GOOD[3:]
+    assert known(group_samples(read_shards(shards, TarOptions(on_error="skip")))) == before + GOOD[3:]
     samples = group_samples(read_shards(shards))
     before = before[: 2 + (size > 2560)]  # the error comes first
     assert known(itertools.islice(samples, len(before))) == before

@@ -22,7 +22,7 @@ from wds_datapipes.io import prefetch
 from wds_datapipes.io.openers import open_url
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.samples.select import to_tuple
-from wds_datapipes.shards.loading import ReadOptions, load_wds_shards, read_shards
+from wds_datapipes.shards.loading import TarOptions, load_wds_shards, read_shards
 from wds_datapipes.testing import build_shard
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -86,7 +86,7 @@ def test_a_shard_that_fails(write: Callable[[bytes], str], opened: list[BinaryIO
     url = write(archive[:1_000_000])  # in the tenth sample
     with pytest.raises(TruncatedShardError):
         list(load_wds_shards([url]))
-    assert len(list(group_samples(read_shards([url, url], ReadOptions(on_error="skip"))))) == 2 * 9
+    assert len(list(group_samples(read_shards([url, url], TarOptions(on_error="skip"))))) == 2 * 9
 
 
 def test_an_abandoned_pipeline(write: Callable[[bytes], str], opened: list[BinaryIO], archive: bytes) -> None:
@@ -109,7 +109,7 @@ def test_an_abandoned_iterator_leaves_no_thread_that_prefetches(
     urls = [f"memory://{number}.tar" for number in range(8)]
     for url in urls:
         memory.pipe(url.removeprefix("memory:/"), archive)
-    members = load_wds_shards(urls, ReadOptions(open_shards=open_shards, read_ahead=1 << 20))
+    members = load_wds_shards(urls, TarOptions(open_shards=open_shards, read_ahead=1 << 20))
     next(members)
     started = [thread for thread in threading.enumerate() if thread.name == "wds-read-ahead"]
     assert started

@@ -20,7 +20,7 @@ from wds_datapipes.errors import (
 from wds_datapipes.io import urls as schemes
 from wds_datapipes.io.read_limits import ReadLimits
 from wds_datapipes.samples.grouping import group_samples
-from wds_datapipes.shards.loading import ReadOptions, ShardReader, load_wds_shards, read_shards
+from wds_datapipes.shards.loading import ShardReader, TarOptions, load_wds_shards, read_shards
 from wds_datapipes.shards.position import END_OF_SHARDS, Resume
 from wds_datapipes.shards.seeking import ArchiveSpans
 from wds_datapipes.testing import build_shard
@@ -35,7 +35,7 @@ def shard(tmp_path: Path) -> str:
 
 
 def names(*urls: str, **options: Any) -> list[str]:
-    return [name for _, name, _, _ in load_wds_shards(urls, ReadOptions(**options))]
+    return [name for _, name, _, _ in load_wds_shards(urls, TarOptions(**options))]
 
 
 ALL = ["a.txt", "a.cls", "b.txt", "b.cls", "c.txt", "c.cls"]
@@ -92,7 +92,7 @@ def test_a_shard_that_fails(shard: str, url: str, error: type[Exception], messag
     with pytest.raises(error, match=message):
         list(group_samples(read_shards([shard, url])))
     with pytest.warns(UserWarning, match=f"load_wds_shards skipped an item: {error.__name__}"):
-        samples = list(group_samples(read_shards([shard, url, shard], ReadOptions(on_error="warn"))))
+        samples = list(group_samples(read_shards([shard, url, shard], TarOptions(on_error="warn"))))
     assert [sample["__key__"] for sample in samples if sample["__url__"] == shard] == ["a", "b", "c"] * 2
     # The exit status reports a failure, so the last sample may be incomplete.
     assert len(samples) <= 8
@@ -103,7 +103,7 @@ def test_no_more_shards_are_taken_than_remain(shard: str) -> None:
         yield shard
         pytest.fail("a queue would hand out one more")
 
-    reader = ShardReader(urls(), ReadOptions(), Resume(END_OF_SHARDS, again={0: [(0, 2048)]}))
+    reader = ShardReader(urls(), TarOptions(), Resume(END_OF_SHARDS, again={0: [(0, 2048)]}))
     assert [name for _, members in reader for _, name, _, _ in members] == ALL[:2]
 
 
@@ -121,7 +121,7 @@ def test_an_error_of_a_user_function_is_not_an_error_of_the_shard(shard: str) ->
         raise PermissionError("no list of names")
 
     with pytest.raises(PermissionError, match="no list of names"):
-        list(load_wds_shards([shard], ReadOptions(select_files=select, on_error="skip")))
+        list(load_wds_shards([shard], TarOptions(select_files=select, on_error="skip")))
 
 
 @pytest.mark.parametrize("on_error", ["skip", lambda error: True])

@@ -92,6 +92,7 @@ from torch.utils.data import DataLoader  # noqa: E402
 from wds_datapipes import (  # noqa: E402
     DirectoryShards,
     IndexedSamples,
+    JobOptions,
     ShardList,
     ShardReadingService,
     ShardWriter,
@@ -156,8 +157,8 @@ def main(folder: str, site: str) -> None:
     for name in ("cat/1.jpg", "cat/2.jpg", "dog/1.jpg"):
         Path("pets", name).parent.mkdir(parents=True, exist_ok=True)
         PIL.Image.new("RGB", (8, 8)).save(Path("pets", name))
-    create_shards(find_images("pets"), "b-%03d.tar", maxcount=2, progress=False)
-    convert_shards(double, names, "c/", decode=[], progress=False)
+    create_shards(find_images("pets"), "b-%03d.tar", maxcount=2, job=JobOptions(progress=False))
+    convert_shards(double, names, "c/", decode=[], job=JobOptions(progress=False))
     FOUND["verified"] = [
         result.samples for result in verify_shards([*names, "b-000.tar", "c/a-000.tar"], progress=False)
     ]

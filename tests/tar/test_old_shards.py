@@ -10,7 +10,7 @@ import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from wds_datapipes import ShardWriter, convert_shards
+from wds_datapipes import JobOptions, ShardWriter, WriteOptions, convert_shards
 from wds_datapipes.testing import build_shard
 from wds_datapipes.tools.prepare.create import create_shards
 from wds_datapipes.tools.prepare.sources.listing import Recipe
@@ -49,9 +49,9 @@ def test_a_writer_warns_of_leftover_shards(folder: Path) -> None:
 
 @pytest.mark.parametrize("index", [False, True])
 def test_a_writer_removes_them_with_their_indexes(folder: Path, index: bool) -> None:
-    write(5, index=True)
+    write(5, options=WriteOptions(index=True))
     assert write(4, old_shards="keep").old_shards == names(4)
-    writer = write(3, old_shards="remove", index=index)
+    writer = write(3, old_shards="remove", options=WriteOptions(index=index))
     assert writer.old_shards == []
     assert [name for name in listed(folder) if name.endswith("tar")] == names(0, 1, 2)
     assert not [name for name in listed(folder) if "003" in name or "004" in name]
@@ -105,6 +105,6 @@ def test_writers_that_know_the_number_of_shards_refuse(make: Callable[..., None]
     ):
         make(2)
     assert {name: Path(name).read_bytes() for name in names(0, 1, 2, 3)} == before
-    make(2, remove_old=True)
+    make(2, job=JobOptions(remove_old=True))
     assert [name for name in listed(folder) if name.endswith("tar")] == names(0, 1)
     make(3)

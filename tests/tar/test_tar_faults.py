@@ -15,7 +15,7 @@ import pytest
 
 from wds_datapipes.errors import CorruptShardError, ShardError, TruncatedShardError
 from wds_datapipes.samples.grouping import group_samples
-from wds_datapipes.shards.loading import ReadOptions, read_shards
+from wds_datapipes.shards.loading import TarOptions, read_shards
 from wds_datapipes.tar.headers import EndMarker
 from wds_datapipes.tar.reader import read_members
 from wds_datapipes.types import Member, Sample
@@ -143,7 +143,7 @@ def samples_of(archive: bytes) -> list[Sample]:
 
 
 def grouped(shard: Path, options: dict[str, str]) -> Iterator[Sample]:
-    for sample in group_samples(read_shards([shard], ReadOptions(**options))):  # type: ignore[arg-type]  # words of a table
+    for sample in group_samples(read_shards([shard], TarOptions(**options))):  # type: ignore[arg-type]  # words of a table
         assert sample.pop("__url__") == sample.pop("__local_path__") == str(shard)
         yield sample
 

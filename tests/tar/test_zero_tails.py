@@ -12,12 +12,13 @@ import pytest
 import zstandard
 from nginx_server import Nginx
 
-from wds_datapipes import ReadLimits, ShardList, convert_shards
+from wds_datapipes import JobOptions, ReadLimits, ShardList, convert_shards
 from wds_datapipes.errors import ConversionError, CorruptShardError, ShardError, TruncatedShardError
 from wds_datapipes.index import IndexOptions
 from wds_datapipes.index.format.builder import build_index
 from wds_datapipes.testing import build_shard
-from wds_datapipes.tools.prepare.shard_contents import ScanOptions, read_contents
+from wds_datapipes.tools.prepare.read_options import ReadOptions
+from wds_datapipes.tools.prepare.shard_contents import read_contents
 
 RECORD = 20 * 512
 END = bytes(1024)
@@ -132,9 +133,9 @@ def test_every_reader_refuses_them(members: bytes, nginx: Nginx, program: Any) -
             reader(NO_LIMIT)
         (fault,) = read_contents(url).faults
         assert fault.kind == "TruncatedShardError"
-        assert not read_contents(url, ScanOptions(limits=NO_LIMIT)).faults
+        assert not read_contents(url, ReadOptions(limits=NO_LIMIT)).faults
     with pytest.raises(ConversionError, match="bytes of zeros"):
-        convert_shards(unchanged, "a.tar", "b-%d.tar", retries=0, num_workers=0)
+        convert_shards(unchanged, "a.tar", "b-%d.tar", job=JobOptions(retries=0), num_workers=0)
     assert not Path("b-0.tar").exists()
     done = program("verify", "a.tar", "--num-workers", "0")
     assert done.code == 1

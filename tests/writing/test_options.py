@@ -1,27 +1,14 @@
-"""Options of the writers: the dataclasses, and the matching keyword arguments of functions."""
+"""Options of the writers, and those of webdataset's writers."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-from typing import Any
 
-import pytest
 import webdataset
 
 from wds_datapipes import ShardWriter
-from wds_datapipes.tools.prepare.shard_contents import ScanKeywords, ScanOptions
-from wds_datapipes.tools.prepare.shard_producer import RunKeywords, RunOptions
-from wds_datapipes.writing.options import WriteKeywords, WriteOptions
-
-
-@pytest.mark.parametrize(
-    ("options", "keywords"), [(WriteOptions, WriteKeywords), (RunOptions, RunKeywords), (ScanOptions, ScanKeywords)]
-)
-def test_each_option_has_a_keyword_of_its_type(options: Any, keywords: Any) -> None:
-    types = {field.name: field.type for field in dataclasses.fields(options)}
-    given = {name: hint.__forward_arg__ for name, hint in keywords.__annotations__.items()}
-    assert given == types
+from wds_datapipes.writing.options import WriteOptions
 
 
 def test_a_shard_writer_takes_the_positional_arguments_of_webdataset() -> None:

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wds_datapipes import ShardList, ShardWriter
+from wds_datapipes import ShardList, ShardWriter, WriteOptions
 from wds_datapipes.errors import EncodeError, ShardWriteError, StateError
 from wds_datapipes.index import check_index, index_url, read_index
 from wds_datapipes.writing import Instance, ShardInfo
@@ -136,11 +136,11 @@ def test_keys_are_checked_within_a_shard() -> None:
 
 
 def test_an_index_is_written_next_to_each_shard() -> None:
-    convert(samples(5), index=True, resume=True)
+    convert(samples(5), options=WriteOptions(index=True), resume=True)
     for name in ("s-000.tar", "s-001.tar"):
         check_index(read_index(index_url(name)), name)
     with pytest.raises(ValueError, match="index=True needs file names"):
-        ShardWriter("s-%d.tar", index=True, opener=open)  # type: ignore[arg-type]  # it is refused
+        ShardWriter("s-%d.tar", options=WriteOptions(index=True), opener=open)  # type: ignore[arg-type]  # it is refused
     with pytest.raises(StateError, match="index=True"):
         convert(samples(5), resume=True)
 
@@ -173,10 +173,15 @@ def whole(**options: Any) -> dict[str, bytes]:
     return wanted
 
 
-OPTIONS: list[dict[str, Any]] = [{}, {"maxsize": 9000}, {"compress": "gz"}, {"share": Instance(0, 2, 1, 3)}]
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"maxsize": 9000},
+    {"options": WriteOptions(compress="gz")},
+    {"share": Instance(0, 2, 1, 3)},
+]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "".join(options))
 def test_a_conversion_resumes_after_any_sample(options: dict[str, Any]) -> None:
     wanted = whole(**options)
     for cut in range(0, COUNT + 1, 5 if options else 2):
@@ -264,7 +269,7 @@ def test_finished_samples_are_skipped_without_being_encoded() -> None:
         encoded.append(value)
         return value.encode()
 
-    convert(samples(), resume=True, encoder={"txt": encode})
+    convert(samples(), resume=True, options=WriteOptions(encoder={"txt": encode}))
     assert encoded == [sample["txt"] for sample in samples()[8:]]
 
 
@@ -302,10 +307,13 @@ def test_different_samples_are_noticed() -> None:
     assert shards() == before
 
 
-@pytest.mark.parametrize("change", [{"maxcount": 5}, {"maxsize": 9e9}, {"mtime": 1}])
-def test_another_conversion_is_noticed(change: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [("maxcount", {"maxcount": 5}), ("maxsize", {"maxsize": 9e9}), ("mtime", {"options": WriteOptions(mtime=1)})],
+)
+def test_another_conversion_is_noticed(name: str, change: dict[str, Any]) -> None:
     convert(samples()[:8], resume=True)
-    with pytest.raises(StateError, match=f"belongs to a conversion with {next(iter(change))}=.*delete the journal"):
+    with pytest.raises(StateError, match=f"belongs to a conversion with {name}=.*delete the journal"):
         convert(samples(), resume=True, **change)
 
 

@@ -22,7 +22,7 @@ import psutil
 import pytest
 from process_stacks import runs
 
-from wds_datapipes import ReadLimits, ShardList, ShardWriter, TarWriter, last_dot
+from wds_datapipes import ReadLimits, ShardList, ShardWriter, TarWriter, WriteOptions, last_dot
 from wds_datapipes.errors import EncodeError, ShardWriteError, TruncatedShardError
 from wds_datapipes.io.output.local import LocalSink
 from wds_datapipes.tar.reader import read_members
@@ -77,7 +77,7 @@ def umask() -> int:
 def test_the_digest_is_that_of_the_file_and_leaves_no_thread(name: str) -> None:
     threads = threading.active_count()
     rng = Random(0)
-    with TarWriter(name, digest=True) as shard:
+    with TarWriter(name, options=WriteOptions(digest=True)) as shard:
         shard.write(SAMPLE)
         for number, size in enumerate([3 << 20, *[100_000] * 25, 1 << 20, 40_000, 10]):  # alone and in batches
             shard.write({"__key__": f"{number}", "bin": rng.randbytes(size)})
@@ -274,7 +274,7 @@ def test_wrong_targets_and_options_are_refused_before_anything_is_written(
 ) -> None:
     os.symlink("gone/s.tar", "link.tar")
     with pytest.raises(error, match=text):
-        TarWriter(target, **options)
+        TarWriter(target, WriteOptions(**options))
     assert files() == ["link.tar"]
 
 
@@ -308,7 +308,7 @@ def test_a_sample_that_would_be_read_back_differently_is_refused_as_a_whole(samp
 
 
 def test_dotted_keys_are_written_for_the_rule_that_reads_them() -> None:
-    with TarWriter("s.tar", key_rule=last_dot) as shard:
+    with TarWriter("s.tar", options=WriteOptions(key_rule=last_dot)) as shard:
         shard.write({"__key__": "scan-1.25mm", "png": b"1"})
         with pytest.raises(EncodeError, match=r"'seg\.png' of sample 'b'.* read back as 'png' of 'k\.seg'"):
             shard.write({"__key__": "b", "seg.png": b"1"})
@@ -323,7 +323,7 @@ def test_a_repeated_key_is_refused_unless_checks_are_off() -> None:
             shard.write(SAMPLE)
         shard.write({**SAMPLE, "__key__": "b"})
     assert names("s.tar") == ["a.txt", "a.cls", "b.txt", "b.cls"]
-    with TarWriter("s.tar", key_rule=None) as shard:
+    with TarWriter("s.tar", options=WriteOptions(key_rule=None)) as shard:
         with pytest.raises(EncodeError, match="__key__ must be a str"):
             shard.write({"__key__": 5, "txt": ""})
         for key in ("x.y", "x.y", "z"):
@@ -342,7 +342,7 @@ def upper(sample: dict[str, Any]) -> dict[str, Any]:
     ("encoder", "text"), [(True, b"a cat"), (upper, b"A CAT"), ({"txt": lambda text: text[::-1].encode()}, b"tac a")]
 )
 def test_the_encoder_is_the_table_a_table_or_a_function(encoder: Any, text: bytes) -> None:
-    with TarWriter("s.tar", encoder=encoder) as shard:
+    with TarWriter("s.tar", options=WriteOptions(encoder=encoder)) as shard:
         shard.write(SAMPLE)
     [sample] = ShardList("s.tar").load_wds_shards().group_samples()
     assert (sample["txt"], sample["cls"]) == (text, b"7")
@@ -350,7 +350,7 @@ def test_the_encoder_is_the_table_a_table_or_a_function(encoder: Any, text: byte
 
 @pytest.mark.parametrize("encoder", [False, None])
 def test_without_an_encoder_all_values_are_bytes(encoder: Any) -> None:
-    with TarWriter("s.tar", encoder=encoder) as shard:
+    with TarWriter("s.tar", options=WriteOptions(encoder=encoder)) as shard:
         with pytest.raises(EncodeError, match="'cls' of sample 'a' is the int 7, not bytes"):
             shard.write({"__key__": "a", "txt": b"a cat", "cls": 7})
         shard.write({"__key__": "b", "txt": memoryview(b"a cat"), "cls": bytearray(b"7"), "txt.gz": b"anything"})
@@ -358,7 +358,7 @@ def test_without_an_encoder_all_values_are_bytes(encoder: Any) -> None:
 
 
 def test_keys_of_metadata_are_written_on_request() -> None:
-    with TarWriter("s.tar", keep_meta=True) as shard:
+    with TarWriter("s.tar", options=WriteOptions(keep_meta=True)) as shard:
         shard.write(SAMPLE)
     assert names("s.tar") == ["a.__url__", "a.txt", "a.cls"]
     [sample] = ShardList("s.tar").load_wds_shards().group_samples()
@@ -539,7 +539,7 @@ def test_a_name_that_readers_refuse_is_not_written(letter: str) -> None:
         with pytest.raises(EncodeError, match="its name has 4,"):
             shard.write({"__key__": "k", longest + letter + "xx": b"a"})
     assert [sample["__key__"] for sample in ShardList("s.tar").load_wds_shards().group_samples()] == [longest]
-    with TarWriter("unchecked.tar", key_rule=None) as shard:
+    with TarWriter("unchecked.tar", options=WriteOptions(key_rule=None)) as shard:
         shard.write({"__key__": longest + letter, "txt": "a"})
     limits = ReadLimits(name_bytes=5000)
     assert len(list(ShardList("unchecked.tar").load_wds_shards(limits=limits))) == 1

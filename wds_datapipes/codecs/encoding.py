@@ -9,7 +9,7 @@ from wds_datapipes.codecs import CODECS, IMAGE_FORMATS, UNSAFE, describe_value, 
 from wds_datapipes.codecs.extensions import name_of, split_extensions
 from wds_datapipes.codecs.field_chain import GZIP_MAGIC, FieldChain, FieldPlan, FieldStep, name_field, to_gzip
 from wds_datapipes.errors import EncodeError, MissingDependencyError, UnsafeInputError, cause_of
-from wds_datapipes.hints import ALLOW_PICKLE
+from wds_datapipes.hints import ALLOW_PICKLE, Hint
 from wds_datapipes.types import Sample
 
 FieldEncoder: TypeAlias = "Callable[[Any], bytes] | Mapping[str, Any]"
@@ -26,6 +26,7 @@ class EncoderChain(FieldChain):
         by_extension: functions or options by extension, used before the basic encoders.
         only: names of the fields to encode, as a space-separated string or several strings.
         allow_pickle: allow codecs whose data can run code when it is decoded.
+        hint: advice to set ``allow_pickle``.
     """
 
     stage, error = "wds_encode", EncodeError
@@ -36,8 +37,10 @@ class EncoderChain(FieldChain):
         *,
         only: str | Iterable[str] | None = None,
         allow_pickle: bool = False,
+        hint: Hint = ALLOW_PICKLE,
     ) -> None:
         super().__init__(only, allow_pickle)
+        self._hint = hint
         self._steps: list[tuple[str, FieldStep]] = []
         for keyword, encoder in sorted(by_extension.items(), key=lambda item: -item[0].count(".")):
             [extension] = split_extensions([keyword])
@@ -90,7 +93,7 @@ class EncoderChain(FieldChain):
         except UnsafeInputError as error:
             raise UnsafeInputError(
                 f"{name_field(sample, field)} was not encoded: {error}. If all readers trust the shard, ",
-                ALLOW_PICKLE,
+                self._hint,
                 "; otherwise choose a format without code, such as json, msgpack or npz",
             ) from error
         except Exception as error:

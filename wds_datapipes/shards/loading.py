@@ -85,7 +85,7 @@ class StreamOptions:
 
 
 @dataclass(frozen=True)
-class ReadOptions(StreamOptions):
+class TarOptions(StreamOptions):
     """Options for reading tar shards; `ShardLoader` describes each option.
 
     Raises:
@@ -124,7 +124,7 @@ class ReadOptions(StreamOptions):
         )
 
 
-DEFAULT_OPTIONS = ReadOptions()
+DEFAULT_OPTIONS = TarOptions()
 
 ShardMembers = tuple[Shard, Iterator[MemberTuple]]
 """A shard and its members, which must be read before the next shard is requested."""
@@ -138,7 +138,7 @@ def read_shards(
 
 
 def load_wds_shards(
-    source: Iterable[str | os.PathLike[str]], options: ReadOptions = DEFAULT_OPTIONS
+    source: Iterable[str | os.PathLike[str]], options: TarOptions = DEFAULT_OPTIONS
 ) -> Iterator[MemberTuple]:
     """Yield the members of shards as plain tuples."""
     for _, members in read_shards(source, options):

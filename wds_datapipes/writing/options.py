@@ -5,36 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any
 
+from wds_datapipes.arguments import checks_calls
 from wds_datapipes.io.compression.formats import Compress, find_compression
 from wds_datapipes.samples.keys import KeyRule, first_dot
 from wds_datapipes.tar.header_writer import HeaderWriter
 from wds_datapipes.writing.packers import Encoder, TarSamplePacker
 
 
-class WriteKeywords(TypedDict, total=False):
-    """The keyword arguments of `WriteOptions`, for functions that pass them on."""
-
-    user: str
-    group: str
-    mode: int
-    mtime: float
-    compress: Compress
-    encoder: Encoder
-    keep_meta: bool
-    allow_pickle: bool
-    key_rule: KeyRule | None
-    storage_options: Mapping[str, Any] | None
-    digest: bool
-    index: bool
-
-
+@checks_calls
 @dataclass(frozen=True, kw_only=True)
 class WriteOptions:
-    """Options for writing shards: the keyword arguments of all functions and classes that write shards.
+    """Options for writing shards, of all functions and classes that write them.
 
-    Attributes:
+    Args:
         user: the name of the owner of the files, whose ID is 0.
         group: the name of the group of the files, whose ID is 0.
         mode: the permissions of the files.
@@ -50,12 +35,21 @@ class WriteOptions:
         key_rule: the rule with which the shard will be read. Names that it would split differently are rejected, as are
             repeated keys. ``None`` disables both checks.
         storage_options: options for the file system of a URL.
-        digest: compute the SHA-256 of each shard in a thread. For large fields, this takes about as long as writing.
+        digest: compute the SHA-256 of each shard in a thread; by default, only `convert_shards` does. For large fields,
+            this takes about as long as writing.
         index: write the `ShardIndex` of each shard next to it when it is finished. With ``digest``, the index includes
             the digest.
 
     Raises:
         ValueError, TypeError: an option is invalid.
+
+    Examples:
+        >>> from wds_datapipes import ShardWriter
+        >>> options = WriteOptions(compress="gz", index=True, encoder={"jpg": {"quality": 90}})
+        >>> with ShardWriter("train-%03d.tar.gz", maxcount=1000, options=options) as writer:
+        ...     writer.write({"__key__": "a", "cls": 7})
+        >>> [shard.samples for shard in writer.shards]
+        [1]
     """
 
     user: str = ""
@@ -68,7 +62,7 @@ class WriteOptions:
     allow_pickle: bool = False
     key_rule: KeyRule | None = first_dot
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
-    digest: bool = False
+    digest: bool | None = None
     index: bool = False
 
     def __post_init__(self) -> None:
@@ -90,3 +84,7 @@ class WriteOptions:
         return TarSamplePacker(
             headers, self.encoder, allow_pickle=self.allow_pickle, keep_meta=self.keep_meta, key_rule=self.key_rule
         )
+
+
+#: The default options.
+DEFAULT_WRITING = WriteOptions()

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 from wds_datapipes.codecs import describe_value
 from wds_datapipes.codecs.encoding import EncoderChain, FieldEncoder
 from wds_datapipes.errors import EncodeError
-from wds_datapipes.hints import LAST_DOT, NO_KEY_RULE
+from wds_datapipes.hints import WRITE_LAST_DOT, WRITE_NO_RULE, WRITE_PICKLE
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS
 from wds_datapipes.samples.fields import PADDING_MARK
 from wds_datapipes.samples.keys import META_STARTS, KeyRule, check_key_rule, first_dot, is_meta
@@ -94,7 +94,7 @@ class TarSamplePacker:
         self._chain: EncoderChain | None = None
         self._encode: Callable[[Sample], Sample] | None = None
         if encoder is True or isinstance(encoder, Mapping):
-            self._chain = EncoderChain({} if encoder is True else encoder, allow_pickle=allow_pickle)
+            self._chain = EncoderChain({} if encoder is True else encoder, allow_pickle=allow_pickle, hint=WRITE_PICKLE)
         elif callable(encoder):
             self._encode = encoder
         elif encoder:
@@ -182,7 +182,7 @@ class TarSamplePacker:
             return bytes(value)
         raise EncodeError(
             f"Field {field!r} of sample {sample['__key__']!r} is {describe_value(value)}, not bytes. Encode it first, "
-            f"for example with wds_encode or encoder=True"
+            f"for example with wds_encode or WriteOptions(encoder=True)"
         )
 
     def _check_key(self, key: str, rule: KeyRule) -> None:
@@ -197,9 +197,9 @@ class TarSamplePacker:
         why = "a key ends at the first dot after its last slash" if rule is first_dot else "by key_rule"
         raise EncodeError(
             f"The key {key!r} cannot be written: its files would {read} ({why}). Choose another key; or ",
-            LAST_DOT,
+            WRITE_LAST_DOT,
             ", and read the shard with it; or, to skip the check, ",
-            NO_KEY_RULE,
+            WRITE_NO_RULE,
         )
 
     def _check_marks(self, key: str, fields: Iterable[object]) -> None:
@@ -231,6 +231,6 @@ def _check_limits(name: str, size: int) -> None:
             raise EncodeError(
                 f"The file {name[:100]!r} cannot be written: {what} has {found:,} bytes, and readers accept at most "
                 f"{most:,}. Write less; or, to skip the check, ",
-                NO_KEY_RULE,
+                WRITE_NO_RULE,
                 f", and read with limits=ReadLimits({limit}={found})",
             )

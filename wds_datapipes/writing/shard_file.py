@@ -8,9 +8,9 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from wds_datapipes.arguments import checks_calls, takes_options
+from wds_datapipes.arguments import checks_calls
 from wds_datapipes.errors import EncodeError, plural
-from wds_datapipes.hints import NO_KEY_RULE
+from wds_datapipes.hints import WRITE_NO_RULE
 from wds_datapipes.index.format.builder import index_members
 from wds_datapipes.index.format.index_file import index_url, write_index
 from wds_datapipes.index.format.options import IndexOptions
@@ -20,12 +20,12 @@ from wds_datapipes.io.output.sink import Sink, open_target
 from wds_datapipes.redaction import redact
 from wds_datapipes.tar.header_writer import END
 from wds_datapipes.types import Sample, Shard, ShardInfo
-from wds_datapipes.writing.options import WriteKeywords, WriteOptions
+from wds_datapipes.writing.options import DEFAULT_WRITING, WriteOptions
 from wds_datapipes.writing.packers import PackedSample, TarSamplePacker
 from wds_datapipes.writing.unclosed import ClosableWriter
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack
+    from typing_extensions import Self
 
 
 #: The size of the write buffer and the minimum size of data that is written without a copy, in bytes.
@@ -97,7 +97,7 @@ class ShardFile(ClosableWriter):
                 raise EncodeError(
                     f"The key {key!r} was already written to {self._target.url!r}, and samples with the same key are "
                     "ambiguous. Number them, or ",
-                    NO_KEY_RULE,
+                    WRITE_NO_RULE,
                     " if this is intended",
                 )
             self._keys.add(key)
@@ -254,7 +254,7 @@ class TarWriter(ShardFile):
     Args:
         target: a path, a URL of a file system that fsspec supports, ``pipe:COMMAND``, ``-`` (standard output) or an
             open binary stream, which stays open.
-        options: the arguments of `WriteOptions`: ``compress``, ``encoder``, ``mtime`` and so on.
+        options: how its bytes are written: ``WriteOptions(compress=, encoder=, mtime=...)``.
 
     Attributes:
         samples: the number of samples written.
@@ -274,6 +274,7 @@ class TarWriter(ShardFile):
         ['000.txt', '000.cls', '001.txt', '001.cls']
     """
 
-    @takes_options(WriteKeywords)
-    def __init__(self, target: str | os.PathLike[str] | BinaryIO | Sink, **options: Unpack[WriteKeywords]) -> None:
-        super().__init__(target, WriteOptions(**options))
+    def __init__(
+        self, target: str | os.PathLike[str] | BinaryIO | Sink, options: WriteOptions = DEFAULT_WRITING
+    ) -> None:
+        super().__init__(target, options)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeAlias
 
-from wds_datapipes.arguments import check_choice, check_integer, checks_calls, takes_options
+from wds_datapipes.arguments import check_choice, check_integer, checks_calls
 from wds_datapipes.errors import EncodeError, SampleError, UnsafeInputError, plural
 from wds_datapipes.io.compression.formats import find_compression
 from wds_datapipes.io.openers import local_path, redact
@@ -19,7 +19,7 @@ from wds_datapipes.tar.header_writer import END
 from wds_datapipes.types import ALONE, Instance, Sample, ShardInfo
 from wds_datapipes.user_warnings import warn_user
 from wds_datapipes.writing.journal import FinishedShard, SampleJournal, claim_shards, compare_journals
-from wds_datapipes.writing.options import WriteKeywords, WriteOptions
+from wds_datapipes.writing.options import DEFAULT_WRITING, WriteOptions
 from wds_datapipes.writing.shard_file import ShardFile
 from wds_datapipes.writing.shard_names import (
     check_pattern,
@@ -34,7 +34,7 @@ from wds_datapipes.writing.shard_names import (
 from wds_datapipes.writing.unclosed import ClosableWriter
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack
+    from typing_extensions import Self
 
 
 LOG = logging.getLogger("wds_datapipes")
@@ -72,8 +72,7 @@ class ShardWriter(ClosableWriter):
             of a local file.
         share: the rank and the worker of this writer, if several writers use the same pattern. ``{rank}`` and
             ``{worker}`` in it are replaced by their numbers; writers with the same pattern use every n-th number.
-        options: the arguments of `WriteOptions`: ``compress``, ``encoder``, ``index``, ``digest``, ``key_rule``,
-            ``storage_options`` and so on.
+        options: how the bytes of the shards are written: ``WriteOptions(compress=, encoder=, index=...)``.
 
     Attributes:
         shards: the `ShardInfo` of each finished shard, including those of earlier runs.
@@ -92,7 +91,6 @@ class ShardWriter(ClosableWriter):
         [('train-000.tar', 2), ('train-001.tar', 2), ('train-002.tar', 1)]
     """
 
-    @takes_options(WriteKeywords)
     def __init__(
         self,
         pattern: str | os.PathLike[str],
@@ -106,9 +104,9 @@ class ShardWriter(ClosableWriter):
         old_shards: OldShards = "warn",
         resume: bool | str | os.PathLike[str] = False,
         share: Instance = ALONE,
-        **options: Unpack[WriteKeywords],
+        options: WriteOptions = DEFAULT_WRITING,
     ) -> None:
-        self._options = WriteOptions(**options)
+        self._options = options
         every_pattern = check_pattern(pattern, maxcount=maxcount, maxsize=maxsize)
         check_choice("old_shards", old_shards, OldShards)
         start_shard = check_integer("start_shard", start_shard, 0)

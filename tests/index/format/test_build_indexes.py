@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nginx_server import Nginx
 
-from wds_datapipes import IndexedSamples, ShardList, TarWriter
+from wds_datapipes import IndexedSamples, ShardList, TarWriter, WriteOptions
 from wds_datapipes.errors import (
     CorruptShardError,
     CorruptSidecarError,
@@ -159,16 +159,16 @@ def test_nothing_stays_open(tmp_path: Path) -> None:
 
 
 def test_an_incomplete_shard_is_not_indexed(tmp_path: Path) -> None:
-    with contextlib.suppress(RuntimeError), TarWriter(tmp_path / "x.tar", index=True) as writer:
+    with contextlib.suppress(RuntimeError), TarWriter(tmp_path / "x.tar", options=WriteOptions(index=True)) as writer:
         writer.write({"__key__": "a", "txt": "1"})
         raise RuntimeError
     assert list(tmp_path.iterdir()) == []
     refused: list[tuple[Any, dict[str, Any]]] = [(io.BytesIO(), {}), (tmp_path / "x.tar", {"key_rule": None})]
     for target, options in refused:
         with pytest.raises(ValueError, match=r"index=True needs "):
-            TarWriter(target, index=True, **options)
+            TarWriter(target, options=WriteOptions(index=True, **options))
     with pytest.raises(ValueError, match=r"has no folder for sidecar files"):
-        TarWriter("pipe:cat > x.tar", index=True)
+        TarWriter("pipe:cat > x.tar", options=WriteOptions(index=True))
 
 
 # Validity
@@ -322,7 +322,7 @@ def test_the_index_of_a_writer_has_no_time_and_is_valid_while_it_is_newer(tmp_pa
     url, options = f"{tmp_path}/x.tar{suffix}", IndexOptions(key_rule=last_dot, digest=True)
     contents = []
     for _ in range(2):
-        with TarWriter(url, index=True, digest=True, key_rule=last_dot) as writer:
+        with TarWriter(url, options=WriteOptions(index=True, digest=True, key_rule=last_dot)) as writer:
             for number in range(3):
                 writer.write({"__key__": f"{number}", "txt": "a" * number, "cls": number})
         contents.append(Path(index_url(url)).read_bytes())

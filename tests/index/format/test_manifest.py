@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wds_datapipes import IndexedSamples, ShardList, TarWriter
+from wds_datapipes import IndexedSamples, ShardList, TarWriter, WriteOptions
 from wds_datapipes.errors import CorruptSidecarError, MissingSidecarError, ShardOpenError
 from wds_datapipes.index import IndexOptions, Manifest, build_indexes, read_manifest, write_manifest
 from wds_datapipes.testing import build_shard
@@ -48,7 +48,7 @@ def test_a_manifest_has_counts_sizes_and_digests(manifest: Manifest, tmp_path: P
 def test_a_manifest_of_written_shards(tmp_path: Path) -> None:
     written = []
     for name in "ab":
-        with TarWriter(tmp_path / f"{name}.tar", digest=name == "b") as writer:
+        with TarWriter(tmp_path / f"{name}.tar", options=WriteOptions(digest=name == "b")) as writer:
             writer.write({"__key__": name, "cls": 1})
         assert writer.info is not None
         written.append(writer.info)

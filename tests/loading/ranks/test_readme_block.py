@@ -14,7 +14,7 @@ from forked_ranks import on_ranks
 from page_blocks import ROOT, blocks_of
 from PIL import Image
 
-from wds_datapipes import TarWriter
+from wds_datapipes import TarWriter, WriteOptions
 from wds_datapipes.index import Manifest
 from wds_datapipes.tools.plan.training_run import RunShape, plan_run
 from wds_datapipes.types import ShardInfo
@@ -51,7 +51,7 @@ def test_the_block_for_a_bucket_runs_on_eight_ranks(folder: Path) -> None:
     buffer = io.BytesIO()
     Image.fromarray(np.full((16, 24, 3), 7, np.uint8)).save(buffer, "JPEG")
     for shard in range(1024):
-        with TarWriter(f"bucket/train-{shard:06d}.tar", index=True) as writer:
+        with TarWriter(f"bucket/train-{shard:06d}.tar", options=WriteOptions(index=True)) as writer:
             for number in range(3):
                 writer.write({"__key__": f"{shard}-{number}", "jpg": buffer.getvalue(), "cls": shard})
 

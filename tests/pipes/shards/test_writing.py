@@ -15,7 +15,7 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph_settings import apply_sharding
 from torchdata.dataloader2 import DataLoader2
 
-from wds_datapipes import ShardList, ShardReadingService, ShardWriter
+from wds_datapipes import ShardList, ShardReadingService, ShardWriter, WriteOptions
 from wds_datapipes.errors import EncodeError, StateError
 from wds_datapipes.testing import build_shard
 from wds_datapipes.writing import ShardInfo
@@ -87,8 +87,8 @@ def test_ranks_and_their_workers_write_separate_shards(pattern: str, names: list
 
 
 def test_a_pipeline_without_loader_is_the_writer() -> None:
-    infos = list(samples().write_wds_shards("out-%02d.tar", maxcount=5, digest=True))
-    with ShardWriter("again-%02d.tar", maxcount=5, digest=True) as writer:
+    infos = list(samples().write_wds_shards("out-%02d.tar", maxcount=5, options=WriteOptions(digest=True)))
+    with ShardWriter("again-%02d.tar", maxcount=5, options=WriteOptions(digest=True)) as writer:
         for sample in samples():
             writer.write(sample)
     assert [(info.samples, info.bytes, info.sha256) for info in infos] == [info[1:] for info in writer.shards]
@@ -121,7 +121,7 @@ def test_values_are_encoded_and_unencodable_ones_skipped() -> None:
     [info] = source.write_wds_shards("out-%d.tar", on_error="skip")
     assert info.samples == 4
     assert keys() == ["0", "1", "3", "4"]
-    [info] = source.wds_encode(on_error="skip").write_wds_shards("other-%d.tar", encoder=False)
+    [info] = source.wds_encode(on_error="skip").write_wds_shards("other-%d.tar", options=WriteOptions(encoder=False))
     assert info.samples == 4
 
 

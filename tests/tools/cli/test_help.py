@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 import pytest
 
 import wds_datapipes
-from wds_datapipes.hints import END_MARKER, IGNORE_ZEROS, LAST_DOT, LIMITS, NO_KEY_RULE, REKEY, REMOVE_OLD, Message
+from wds_datapipes.hints import END_MARKER, IGNORE_ZEROS, LAST_DOT, LIMITS, REKEY, REMOVE_OLD, WRITE_NO_RULE, Message
 from wds_datapipes.tools.cli import COMMANDS
 from wds_datapipes.tools.cli import program as cli_program
 
@@ -135,7 +135,7 @@ def test_texts_of_a_command_name_its_options(path: Path) -> None:
         (Message("if it was written so, ", END_MARKER), "if it was written so, use --end-marker optional"),
         (Message(REMOVE_OLD, ", or rename them"), "use --remove-old, or rename them"),
         (Message(LAST_DOT, ", and read"), "use --key-rule last-dot, and read"),
-        (Message(NO_KEY_RULE, " if so"), "in Python, pass key_rule=None if so"),
+        (Message(WRITE_NO_RULE, " if so"), "in Python, pass options=WriteOptions(key_rule=None) if so"),
         (Message(IGNORE_ZEROS, " to read"), "in Python, pass ignore_zeros=True to read"),
         (Message(LIMITS["tail_bytes"], " with more"), "use --limit tail_bytes=... with more"),
         (Message(REKEY, " for new keys"), "use --rekey {number:08d} for new keys"),

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from wds_datapipes import TarWriter
+from wds_datapipes import TarWriter, WriteOptions
 from wds_datapipes.tools.cli.show import draw_samples, sheet_as_html
 
 
@@ -23,7 +23,7 @@ from wds_datapipes.tools.cli.show import draw_samples, sheet_as_html
 def photos(folder: Path) -> list[str]:
     """Write two shards of five images with a class and a text."""
     for shard in range(2):
-        with TarWriter(f"p-{shard}.tar", encoder={"jpg": {"quality": 60}}) as writer:
+        with TarWriter(f"p-{shard}.tar", options=WriteOptions(encoder={"jpg": {"quality": 60}})) as writer:
             for n in range(5):
                 colour = np.full((30, 40, 3), (50 * n, 100, 200), np.uint8)
                 writer.write({"__key__": f"{shard}{n}", "jpg": colour, "cls": n % 2, "txt": f"number {n}\nof {shard}"})

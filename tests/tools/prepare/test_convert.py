@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 import wds_datapipes
-from wds_datapipes import ConvertedShard, ShardList, convert_shards
+from wds_datapipes import ConvertedShard, JobOptions, ShardList, WriteOptions, convert_shards
 from wds_datapipes.errors import ConversionError, EncodeError, ShardWriteError, StateError, WorkerDiedError
 from wds_datapipes.testing import build_shard
 
@@ -113,11 +113,11 @@ def test_archives_without_end_markers_are_converted_on_request(folder: Path) -> 
     build_shard("a.tar", [{"__key__": "a", "cls": "1"}])
     Path("a.tar").write_bytes(Path("a.tar").read_bytes()[:1024])
     with pytest.raises(ConversionError, match="without the two blocks of zeros"):
-        convert_shards(odd, "a.tar", "out/", num_workers=0, retries=0)
-    [shard] = convert_shards(odd, "a.tar", "out/", num_workers=0, end_marker="optional")
+        convert_shards(odd, "a.tar", "out/", num_workers=0, job=JobOptions(retries=0))
+    [shard] = convert_shards(odd, "a.tar", "out/", num_workers=0, job=JobOptions(end_marker="optional"))
     assert (shard.read, shard.info.samples) == (1, 1)
     with pytest.raises(ValueError, match='end_marker must be "required", "optional" or "final", not'):
-        convert_shards(odd, "a.tar", "out/", end_marker="none")  # type: ignore[arg-type]
+        convert_shards(odd, "a.tar", "out/", job=JobOptions(end_marker="none"))  # type: ignore[arg-type]
 
 
 def test_a_shard_without_samples_is_written_too(shards: list[str]) -> None:
@@ -141,7 +141,7 @@ def test_a_function_that_drops_everything_warns(shards: list[str], whole_shards:
 
 def test_old_shards_are_removed_only_if_they_are_numbered(shards: list[str]) -> None:
     with pytest.raises(ValueError, match=r"Surplus shards .* only if .* numbered, but 'out/\{name\}' has no"):
-        convert_shards(lambda sample: sample, shards, "out/", remove_old=True)
+        convert_shards(lambda sample: sample, shards, "out/", job=JobOptions(remove_old=True))
 
 
 # A second call
@@ -180,7 +180,9 @@ def test_shards_made_differently_are_redone(shards: list[str], change: str, text
         build(2, samples=9)
 
     def call(if_changed: Any) -> list[ConvertedShard]:
-        return convert_shards(odd, shards, "out/", if_changed=if_changed, mtime=7 if change == "options" else 0)
+        return convert_shards(
+            odd, shards, "out/", if_changed=if_changed, options=WriteOptions(mtime=7 if change == "options" else 0)
+        )
 
     with pytest.raises(StateError, match=text):
         call("raise")
@@ -198,7 +200,7 @@ def test_a_missing_input_is_reported_and_its_output_stays(shards: list[str]) -> 
     with pytest.raises(StateError, match=r"3\.tar \(the input has changed\)"):
         convert_shards(odd, shards, "out/")
     with pytest.raises(ConversionError, match=r"1 of 6 shards .*\n3\.tar: ShardOpenError"):
-        convert_shards(odd, shards, "out/", if_changed="redo", retries=0)
+        convert_shards(odd, shards, "out/", if_changed="redo", job=JobOptions(retries=0))
     assert written() == before
     assert new(convert_shards(odd, shards, "out/", if_changed="keep")) == []
 
@@ -234,7 +236,7 @@ def test_failed_shards_are_retried_and_reported_and_the_others_written(
     shards: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(ConversionError, match=r"1 of 6 shards .* 4 attempts.*\n3\.tar: LookupError: ") as caught:
-        convert_shards(fail_at_3, shards, "out/", retries=3)
+        convert_shards(fail_at_3, shards, "out/", job=JobOptions(retries=3))
     assert noted("tries") == 4 + 1
     assert {url: str(error) for url, error in caught.value.failures.items()} == {"3.tar": "no such label"}
     assert caught.value.__cause__ is caught.value.failures["3.tar"]
@@ -261,7 +263,7 @@ def test_an_unpicklable_error_is_reported(shards: list[str], workers: int) -> No
     # In a process that has imported Dask, tblib also pickles such errors.
     text = r"6 of 6 .*\n\d\.tar: (RuntimeError: )?Odd: 1 and 2\n\d\.tar: "
     with pytest.raises(ConversionError, match=text):
-        convert_shards(fail, shards, "out/", retries=0, num_workers=workers)
+        convert_shards(fail, shards, "out/", job=JobOptions(retries=0), num_workers=workers)
     assert written() == {}
 
 
@@ -286,7 +288,7 @@ def test_errors_of_the_function_are_not_retried(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with pytest.raises(ConversionError, match=f"(?s)1 of 1 shard could not be converted\\. .*{text}") as caught:
-        convert_shards(function, shards[:1], "out/", retries=3, num_workers=0, **options)
+        convert_shards(function, shards[:1], "out/", job=JobOptions(retries=3), num_workers=0, **options)
     assert not caplog.records
     assert type(caught.value.failures["0.tar"]) is error
     assert written() == {}
@@ -309,7 +311,7 @@ def test_bad_samples_are_skipped_on_request(shards: list[str]) -> None:
     assert keys("out/0.tar") == ["0-0", "0-3", "0-4"]
     assert keys("out/5.tar") == [key for key in keys("out/5.tar") if key[:3] in ("5-0", "5-3", "5-4")]
     with pytest.raises(ConversionError, match=r"5\.tar: TruncatedShardError"):
-        convert_shards(same, shards, "whole/", retries=0)
+        convert_shards(same, shards, "whole/", job=JobOptions(retries=0))
 
 
 @pytest.mark.usefixtures("nothing_left")
@@ -321,7 +323,7 @@ def test_only_the_shard_that_kills_its_process_is_reported(shards: list[str]) ->
         return sample
 
     with pytest.raises(ConversionError, match=r"(?s)2 of 6 .*killed") as caught:
-        convert_shards(die, shards, "out/", retries=2, num_workers=3)
+        convert_shards(die, shards, "out/", job=JobOptions(retries=2), num_workers=3)
     assert {url: type(error) for url, error in caught.value.failures.items()} == {
         "1.tar": WorkerDiedError,
         "4.tar": WorkerDiedError,
@@ -339,7 +341,7 @@ def test_a_full_disk_loses_no_finished_shard(forked: Forked) -> None:
     def on_a_small_disk() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
         try:
-            convert_shards(same, shards, "out/", retries=1)
+            convert_shards(same, shards, "out/", job=JobOptions(retries=1))
         except ConversionError as error:
             failures.update({url: type(cause) for url, cause in error.failures.items()})
             os._exit(0 if failures == {"1.tar": ShardWriteError, "3.tar": ShardWriteError} else 1)
@@ -460,7 +462,13 @@ def test_an_executor_is_given_a_bounded_number_of_tasks_in_order(shards: list[st
     many = [shards[number % 6] for number in range(40)]
     with Watched() as executor:
         results = convert_shards(
-            odd, many, "out/%d.tar", executor=executor, num_workers=4, storage_options=secret, input_options=secret
+            odd,
+            many,
+            "out/%d.tar",
+            executor=executor,
+            num_workers=4,
+            options=WriteOptions(storage_options=secret),
+            job=JobOptions(input_options=secret),
         )
         assert executor.submit(len, "ab").result() == 2  # it is still open
     assert [result.source for result in results] == many

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from wds_datapipes import ShardWriter
+from wds_datapipes import JobOptions, ShardWriter, WriteOptions
 from wds_datapipes.errors import EmptySourceError, EncodeError, SampleSourceError, ShardWriteError, WorkerDiedError
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.shards.loading import read_shards
@@ -166,7 +166,7 @@ def test_a_skipped_file_changes_no_other_shard(files: Path, when_planned: Callab
     assert keys(files / "a-02.tar") == ["06", "08"]
     assert {name for name, data in contents(files).items() if data != whole[name]} == {"a-02.tar"}
     # A file found missing before the plan is complete leaves no gap.
-    made = create(files, NUMBERS, maxcount=3, on_error="skip", num_workers=workers, remove_old=True)
+    made = create(files, NUMBERS, maxcount=3, on_error="skip", num_workers=workers, job=JobOptions(remove_old=True))
     assert [shard.info.samples for shard in made] == [3, 3, 3]
     assert keys(files / "a-02.tar") == ["06", "08", "09"]
 
@@ -234,14 +234,14 @@ def test_a_killed_worker_is_reported_with_its_shard(files: Path) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_second_call_writes_only_missing_or_changed_shards(files: Path, workers: int) -> None:
-    options: dict[str, Any] = {"maxcount": 3, "resume": True, "num_workers": workers, "digest": True}
-    options["remove_old"] = True
+    options: dict[str, Any] = {"maxcount": 3, "num_workers": workers, "options": WriteOptions(digest=True)}
+    options["job"] = JobOptions(journal=True, remove_old=True)
 
     def new(lines: str = NUMBERS, **others: Any) -> list[int]:
         made = create(files, lines, **{**options, **others})
         return [number for number, shard in enumerate(made) if shard.is_new]
 
-    whole = create(files, NUMBERS, maxcount=3, digest=True, output="b-%02d.tar")
+    whole = create(files, NUMBERS, maxcount=3, options=WriteOptions(digest=True), output="b-%02d.tar")
     (files / "9.jpg").rename(files / "other")
     with pytest.raises(SampleSourceError):
         create(files, NUMBERS.replace("09.jpg 9.jpg", "09.jpg pipe:cat 9.jpg"), **options)
@@ -259,5 +259,6 @@ def test_a_second_call_writes_only_missing_or_changed_shards(files: Path, worker
     assert new(NUMBERS.replace("text:9", "text:8")) == [3]
     assert new(maxcount=4) == [0, 1, 2]
     assert new(maxcount=4, seed=1) == [0, 1, 2]
-    assert new(maxcount=4, seed=1, mtime=7) == [0, 1, 2]
-    assert new(maxcount=4, seed=1, mtime=7) == []
+    dated = WriteOptions(digest=True, mtime=7)
+    assert new(maxcount=4, seed=1, options=dated) == [0, 1, 2]
+    assert new(maxcount=4, seed=1, options=dated) == []

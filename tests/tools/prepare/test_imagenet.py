@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import scipy.io
 
-from wds_datapipes import ShardList, create_shards
+from wds_datapipes import JobOptions, ShardList, create_shards
 from wds_datapipes.errors import SampleSourceError
 from wds_datapipes.tools.prepare.sources.imagenet import find_imagenet
 
@@ -103,7 +103,13 @@ def unpacked_devkit(root: Path) -> None:
 
 def samples_of(root: Path, split: str, **options: Any) -> list[dict[str, Any]]:
     """Return the samples of the shards of a split, without their place."""
-    create_shards(find_imagenet(root, split, **options), f"{split}-%d.tar", num_workers=0, remove_old=True, maxcount=4)
+    create_shards(
+        find_imagenet(root, split, **options),
+        f"{split}-%d.tar",
+        num_workers=0,
+        job=JobOptions(remove_old=True),
+        maxcount=4,
+    )
     samples = ShardList(f"{split}-*.tar").load_wds_shards().group_samples().wds_decode(only="cls")
     found = [{name: value for name, value in sample.items() if name in ("__key__", "jpg", "cls")} for sample in samples]
     for path in Path().glob(f"{split}-*.tar"):

@@ -12,7 +12,7 @@ from wds_datapipes.io.timeouts import Timeouts
 from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.pipes.shards.shard_reading import ShardReadingStage
 from wds_datapipes.pipes.stage import register_stage
-from wds_datapipes.shards.loading import ReadOptions
+from wds_datapipes.shards.loading import TarOptions
 from wds_datapipes.tar.headers import EndMarker
 from wds_datapipes.types import Member
 
@@ -96,7 +96,7 @@ class ShardLoader(ShardReadingStage[Member]):
         limits: ReadLimits = DEFAULT_LIMITS,
         allow_local_files: bool = True,
     ) -> None:
-        options = ReadOptions(
+        options = TarOptions(
             select_files=select_files,
             rename_files=rename_files,
             ignore_zeros=ignore_zeros,

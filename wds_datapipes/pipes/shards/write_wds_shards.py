@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from wds_datapipes.arguments import check_call
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import StateError
 from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.pipes.inspection import name_of
 from wds_datapipes.pipes.instance import instance_of_process
 from wds_datapipes.pipes.stage import FunctionStage, register_stage
-from wds_datapipes.types import ALONE, Sample, ShardInfo
+from wds_datapipes.types import Sample, ShardInfo
+
+if TYPE_CHECKING:
+    from wds_datapipes.writing.options import WriteOptions
+    from wds_datapipes.writing.shard_writer import OldShards
 
 
 @register_stage("write_wds_shards")
@@ -40,10 +43,17 @@ class SampleWriter(FunctionStage[ShardInfo]):
         pattern: the path or URL, with ``%06d`` or similar for the number.
         maxcount: the maximum number of samples in a shard.
         maxsize: the maximum size of a shard before compression, in bytes; a single sample may be larger.
+        post: called with the name of each finished shard, for example to upload it.
         start_shard: the first number.
+        verbose: log a line for each shard to the logger ``wds_datapipes``, at the level INFO.
+        opener: a function that returns a writable stream for a name; the writer closes it.
         on_error: ``"raise"``; or, to skip samples that cannot be encoded or would be read back differently,
             ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
-        options: other arguments of `ShardWriter`, except ``share``: ``resume``, ``compress``, ``encoder`` and so on.
+        old_shards: what to do with the additional shards of an earlier, longer run: ``"warn"``, ``"remove"`` them, or
+            ``"keep"`` them.
+        resume: keep a journal, and resume from it if it exists: ``True`` for a file next to local shards, or the path
+            of a local file.
+        options: how the bytes of the shards are written: ``WriteOptions(compress=, encoder=, index=...)``.
 
     Raises:
         EncodeError: a value does not fit the field's name; or a sample would be read back differently.
@@ -69,21 +79,30 @@ class SampleWriter(FunctionStage[ShardInfo]):
         *,
         maxcount: float = 100_000,
         maxsize: float = 3e9,
+        post: Callable[[str], object] | None = None,
         start_shard: int = 0,
+        verbose: bool = True,
+        opener: Callable[[str], BinaryIO] | None = None,
         on_error: OnError = "raise",
-        **options: Any,
+        old_shards: OldShards = "warn",
+        resume: bool | str | os.PathLike[str] = False,
+        options: WriteOptions | None = None,
     ) -> None:
+        from wds_datapipes.writing.options import DEFAULT_WRITING
         from wds_datapipes.writing.shard_writer import ShardWriter
 
-        written = {"maxcount": maxcount, "maxsize": maxsize, "start_shard": start_shard, **options}
-        super().__init__(source, pattern=os.fspath(pattern), on_error=on_error, **written)
-        # This checks all arguments; no file is opened before the first sample.
-        if "share" in options:
-            raise TypeError(
-                ".write_wds_shards() takes no share=, because the loader tells each writer its rank and worker"
-            )
-        check_call(".write_wds_shards()", ShardWriter.__init__, (None, pattern), written, hidden=1)
-        ShardWriter(pattern, **{**written, "resume": False}, share=ALONE).close()
+        written: dict[str, Any] = {
+            "maxcount": maxcount,
+            "maxsize": maxsize,
+            "post": post,
+            "start_shard": start_shard,
+            "verbose": verbose,
+            "opener": opener,
+            "old_shards": old_shards,
+            "options": DEFAULT_WRITING if options is None else options,
+        }
+        super().__init__(source, pattern=os.fspath(pattern), on_error=on_error, resume=resume, **written)
+        ShardWriter(pattern, **written).close()  # checks the arguments; no file is opened before the first sample
 
     def check_position(self) -> None:
         """Refuse a position.

@@ -18,13 +18,14 @@ from wds_datapipes.tools.cli.docstring_options import Natural, Positive
 from wds_datapipes.tools.cli.printing import print_error, print_nothing_found, report_shards
 from wds_datapipes.tools.cli.program import FAULT_FOUND, WrongUse
 from wds_datapipes.tools.cli.shared_options import ReadArguments, parse_bytes, parse_pairs, wrong_use
+from wds_datapipes.tools.prepare.read_options import ReadOptions
 from wds_datapipes.tools.prepare.reorder import FieldSortKey, SampleEntries
-from wds_datapipes.tools.prepare.shard_contents import ScanOptions
 from wds_datapipes.tools.prepare.subset import Subset, check_rekey
 from wds_datapipes.types import Sample, ShardInfo
+from wds_datapipes.writing.options import WriteOptions
 from wds_datapipes.writing.shard_file import TarWriter
 from wds_datapipes.writing.shard_names import NUMBER, describe_old_shards, find_overwritten
-from wds_datapipes.writing.shard_writer import ShardWriter
+from wds_datapipes.writing.shard_writer import OldShards, ShardWriter
 
 #: The placeholder for the name of a part in --output.
 PART = "{part}"
@@ -179,24 +180,24 @@ def open_output(target: str, urls: list[str], options: CopyArguments) -> ShardWr
     if target == "-" and sys.stdout.isatty():
         raise WrongUse("An archive cannot be written to a terminal. Name a file with --output, or write to a pipe")
     limits = options.limits_of(target)
-    given: dict[str, Any] = {
-        "encoder": False,
-        "compress": options.compress,
-        "index": options.index,
-        "key_rule": options.rule,
-        "storage_options": options.store,
-    }
-    if not NUMBER.search(target):
-        with wrong_use("", TypeError):
-            return TarWriter(target, **given)
+    with wrong_use("", TypeError):
+        writing = WriteOptions(
+            encoder=False,
+            compress=options.compress,  # type: ignore[arg-type]  # it is checked
+            index=options.index,
+            key_rule=options.rule,
+            storage_options=options.store,
+        )
+        if not NUMBER.search(target):
+            return TarWriter(target, writing)
     if (read := find_overwritten(target, urls)) is not None:
         raise WrongUse(
             f"{redact(target)!r} may overwrite {redact(read)!r}, which is an input. Choose another name or folder for "
             f"--output"
         )
-    given |= {"verbose": False, "old_shards": "remove" if options.remove_old else "keep"}
+    old_shards: OldShards = "remove" if options.remove_old else "keep"
     with wrong_use("", TypeError):
-        return ShardWriter(target, **limits, **given)
+        return ShardWriter(target, **limits, verbose=False, old_shards=old_shards, options=writing)
 
 
 def written_by(writer: ShardWriter | TarWriter) -> list[ShardInfo]:
@@ -349,7 +350,7 @@ def reorder(
     faults: list[Exception] = []
     shown = output != "-"
     with open_output(output, urls, options) as writer:
-        scan, skip = ScanOptions(**options.reading), options.skip_into(faults)
+        scan, skip = ReadOptions(**options.reading), options.skip_into(faults)
         entries = SampleEntries(urls, rekey=rekey, on_fault=skip, progress=shown, scan=scan)
         order(entries)
         with ProgressMeter("Copying", len(entries), shown=shown, unit="samples") as meter:

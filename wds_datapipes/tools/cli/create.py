@@ -20,9 +20,11 @@ from wds_datapipes.tools.cli.printing import print_error, report_shards
 from wds_datapipes.tools.cli.program import WrongUse, printable
 from wds_datapipes.tools.cli.shared_options import SampleArguments, load_function, parse_decoders, wrong_use
 from wds_datapipes.tools.prepare.create import create_shards
+from wds_datapipes.tools.prepare.job_options import JobOptions
 from wds_datapipes.tools.prepare.sample_spec import Source
 from wds_datapipes.tools.prepare.sources.image_folder import IMAGE_ENDINGS, Faults, ImageFiles, find_images
 from wds_datapipes.tools.prepare.sources.listing import Recipe
+from wds_datapipes.writing.options import WriteOptions
 from wds_datapipes.writing.shard_names import NUMBER
 
 
@@ -163,17 +165,21 @@ def create_from(open_source: Callable[[Faults], Source], options: CreateArgument
             decode=decode,
             rekey=options.rekey,
             seed=options.seed if options.shuffle else None,
-            key_rule=options.rule,
             on_error="raise" if options.on_error == "raise" else skip,
-            remove_old=options.remove_old,
             num_workers=options.num_workers,
-            resume=options.journal or options.resume,
-            progress=output != "-",
-            compress=options.compress,  # type: ignore[arg-type]  # the writer checks it
-            index=options.index,
-            digest=bool(options.manifest),
-            storage_options=options.store,
-            limits=options.limits,
+            options=WriteOptions(
+                compress=options.compress,  # type: ignore[arg-type]  # it is checked
+                index=options.index,
+                digest=bool(options.manifest),
+                key_rule=options.rule,
+                storage_options=options.store,
+            ),
+            job=JobOptions(
+                journal=options.journal or options.resume,
+                remove_old=options.remove_old,
+                limits=options.limits,
+                progress=output != "-",
+            ),
         )
     shards = [shard.info for shard in made]
     if isinstance(source, ImageFiles) and class_list:

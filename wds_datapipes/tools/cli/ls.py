@@ -10,7 +10,8 @@ from wds_datapipes.tools.cli.docstring_options import Positive
 from wds_datapipes.tools.cli.printing import end_with_faults, print_error, print_json, print_nothing_found
 from wds_datapipes.tools.cli.program import printable
 from wds_datapipes.tools.cli.shared_options import ReadArguments
-from wds_datapipes.tools.prepare.shard_contents import ScanOptions, ShardFault, read_contents
+from wds_datapipes.tools.prepare.read_options import ReadOptions
+from wds_datapipes.tools.prepare.shard_contents import ShardFault, read_contents
 
 
 def ls(shards: list[str], options: ReadArguments, count: Positive | None = None) -> None:
@@ -25,7 +26,7 @@ def ls(shards: list[str], options: ReadArguments, count: Positive | None = None)
     """
     urls, samples, faults = options.list_shards(shards), 0, list[ShardFault]()
     for number, url in enumerate(urls):
-        contents = read_contents(url, ScanOptions(**options.reading))
+        contents = read_contents(url, ReadOptions(**options.reading))
         samples += len(contents.samples)
         if options.json:
             for sample in contents.samples[:count]:

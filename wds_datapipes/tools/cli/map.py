@@ -13,7 +13,9 @@ from wds_datapipes.tools.cli.printing import print_error, report_shards
 from wds_datapipes.tools.cli.program import FAULT_FOUND, WrongUse
 from wds_datapipes.tools.cli.shared_options import ReadArguments, load_function, parse_decoders, wrong_use
 from wds_datapipes.tools.prepare.convert import ConvertedShard, IfChanged, convert_shards
+from wds_datapipes.tools.prepare.job_options import JobOptions
 from wds_datapipes.tools.prepare.shell_command import SampleCommand
+from wds_datapipes.writing.options import WriteOptions
 
 
 def map(  # noqa: A001  the name of the command
@@ -94,18 +96,22 @@ def map(  # noqa: A001  the name of the command
                     whole_shards=whole_shards,
                     decode=words,
                     on_error=skip if on_error == "skip" else "raise",
-                    retries=shard_retries,
                     if_changed=if_changed,
                     num_workers=num_workers,
                     on_result=lambda shard: results.update({shard.source: shard}),
-                    journal=journal,
-                    end_marker=options.end_marker,
-                    remove_old=remove_old,
-                    compress=compress,  # type: ignore[arg-type]  # the writer checks it
-                    index=index,
-                    key_rule=options.rule,
-                    storage_options=options.store,
-                    limits=limits,
+                    options=WriteOptions(
+                        compress=compress,  # type: ignore[arg-type]  # it is checked
+                        index=index,
+                        key_rule=options.rule,
+                        storage_options=options.store,
+                    ),
+                    job=JobOptions(
+                        journal=journal,
+                        retries=shard_retries,
+                        remove_old=remove_old,
+                        end_marker=options.end_marker,
+                        limits=limits,
+                    ),
                 )
         except ConversionError as error:
             failures = error.failures

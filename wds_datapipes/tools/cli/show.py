@@ -20,7 +20,8 @@ from wds_datapipes.tools.cli.printing import end_with_faults, print_json
 from wds_datapipes.tools.cli.program import WrongUse, printable
 from wds_datapipes.tools.cli.shared_options import ReadArguments
 from wds_datapipes.tools.prepare.preview import Preview, escape_text, preview_field, sample_as_html
-from wds_datapipes.tools.prepare.shard_contents import ScanOptions, ShardFault
+from wds_datapipes.tools.prepare.read_options import ReadOptions
+from wds_datapipes.tools.prepare.shard_contents import ShardFault
 from wds_datapipes.types import Sample
 
 #: What browsers allow the page to do: no scripts, nothing from elsewhere.
@@ -87,7 +88,7 @@ def read_all(
     urls: list[str], options: ReadArguments, faults: list[ShardFault], meter: ProgressMeter
 ) -> Iterator[Sample]:
     """Yield the samples of shards; their faults are collected."""
-    scan = ScanOptions(**options.reading)
+    scan = ReadOptions(**options.reading)
     for url in urls:
 
         def record(error: Exception, url: str = url) -> bool:
@@ -138,7 +139,7 @@ def sheet_as_html(samples: Sequence[Sample], title: str, facts: Mapping[str, str
 
 def find_sample(urls: list[str], key: str | None, number: int, options: ReadArguments) -> tuple[Sample, int]:
     """Read shards up to a sample and return it with its position."""
-    at, scan = -1, ScanOptions(**options.reading)
+    at, scan = -1, ReadOptions(**options.reading)
     for at, sample in enumerate(scan.read_samples(urls, on_duplicate="first", on_repeated_key="ignore")):
         if (key is None and at == number) or (key is not None and sample["__key__"] == key):
             return sample, at

@@ -11,6 +11,7 @@ from wds_datapipes.tools.cli.docstring_options import Natural
 from wds_datapipes.tools.cli.printing import end_with_faults, print_json, print_table, size_of_shards
 from wds_datapipes.tools.cli.program import WrongUse, printable
 from wds_datapipes.tools.cli.shared_options import ReadArguments
+from wds_datapipes.tools.prepare.read_options import ReadOptions
 from wds_datapipes.tools.prepare.stats import DatasetStats, Sizes, dataset_stats
 
 #: How many of the most and of the least frequent classes are printed.
@@ -31,7 +32,7 @@ def stats(
     urls = options.list_shards(shards)
     if label is not None and "-" in urls:
         raise WrongUse("--label reads shards twice, which standard input does not permit. Write it to a file first")
-    found = dataset_stats(urls, label=label, num_workers=num_workers, **options.reading)
+    found = dataset_stats(urls, label=label, num_workers=num_workers, options=ReadOptions(**options.reading))
     if options.json:
         print_json(facts_of(found))
     elif found.samples.number or not found.faults:

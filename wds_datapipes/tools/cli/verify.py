@@ -12,6 +12,7 @@ from wds_datapipes.tools.cli.docstring_options import Natural
 from wds_datapipes.tools.cli.printing import print_json, size_of_shards
 from wds_datapipes.tools.cli.program import FAULT_FOUND, WrongUse, on_one_line, printable
 from wds_datapipes.tools.cli.shared_options import ReadArguments
+from wds_datapipes.tools.prepare.read_options import ReadOptions
 from wds_datapipes.tools.prepare.shard_contents import ShardFault
 from wds_datapipes.tools.prepare.verify import VerifiedShard, verify_shards
 
@@ -54,7 +55,7 @@ def verify(
         manifest=None if manifest is None else read_manifest(manifest, storage_options=options.store),
         shared_keys=shared_keys,
         num_workers=num_workers,
-        **options.reading,
+        options=ReadOptions(**options.reading),
     )
     faults = [fault for shard in found for fault in shard.faults]
     counts = sum((shard.counts for shard in found), Counter[str]())

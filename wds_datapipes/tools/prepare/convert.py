@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
 
-from wds_datapipes.arguments import check_choice, checks_calls, takes_options
+from wds_datapipes.arguments import check_choice, checks_calls
 from wds_datapipes.codecs.decoding import Decoder
 from wds_datapipes.errors import ConversionError, ShardOpenError, StateError, cause_of, plural
 from wds_datapipes.hints import KEEP, REDO, Message
@@ -22,16 +22,14 @@ from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.parallel.map_shards import Shards, resolve_shards
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.samples.keys import first_dot
-from wds_datapipes.shards.loading import ReadOptions, read_shards
+from wds_datapipes.shards.loading import TarOptions, read_shards
 from wds_datapipes.signatures import spells_hints
-from wds_datapipes.tar.headers import EndMarker
-from wds_datapipes.tools.prepare.shard_producer import RunKeywords, RunOptions, ShardProducer
+from wds_datapipes.tools.prepare.job_options import DEFAULT_JOB, JobOptions
+from wds_datapipes.tools.prepare.shard_producer import ShardProducer
 from wds_datapipes.tools.prepare.shard_run import DETERMINISTIC_ERRORS, ConvertedShard, ShardRun, warn_if_all_dropped
 from wds_datapipes.types import Sample
-from wds_datapipes.writing.shard_names import check_pattern, journal_path
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from wds_datapipes.writing.options import DEFAULT_WRITING, WriteOptions
+from wds_datapipes.writing.shard_names import check_pattern
 
 __all__ = ["ConvertedShard", "convert_shards", "make_output_names"]
 
@@ -41,6 +39,8 @@ IfChanged: TypeAlias = Literal["raise", "redo", "keep"]
 
 #: The maximum number of failures in a message.
 MAX_LISTED = 10
+#: The retries per shard by default.
+RETRIES = 2
 #: The placeholder for the input's name in a pattern.
 NAME = "{name}"
 
@@ -49,13 +49,18 @@ NAME = "{name}"
 class ShardSamples:
     """The samples of existing shards."""
 
-    options: RunOptions
-    end_marker: EndMarker = "required"
+    options: WriteOptions
+    job: JobOptions
+
+    @property
+    def _store(self) -> Mapping[str, Any] | None:
+        """The storage options of the input."""
+        return self.options.storage_options if self.job.input_options is None else self.job.input_options
 
     def version(self, item: str) -> str:
         """Return a shard's name, size, and ETag or modification time; an empty string if it cannot be opened."""
         try:
-            facts = file_facts(item, storage_options=self.options.read_options)
+            facts = file_facts(item, storage_options=self._store)
         except ShardOpenError:
             return ""
         path = local_path(item)
@@ -64,12 +69,12 @@ class ShardSamples:
 
     def read(self, item: str, on_error: OnError) -> Iterator[Sample]:
         """Yield the samples of a shard."""
-        reading = ReadOptions(
-            storage_options=self.options.read_options,
+        reading = TarOptions(
+            storage_options=self._store,
             on_error=on_error,
             read_ahead=READ_AHEAD_BYTES,
-            limits=self.options.limits,
-            end_marker=self.end_marker,
+            limits=self.job.limits,
+            end_marker=self.job.end_marker,
         )
         key_rule = self.options.key_rule or first_dot
         return group_samples(read_shards([item], reading), key_rule=key_rule, on_error=on_error)
@@ -77,7 +82,6 @@ class ShardSamples:
 
 @spells_hints
 @checks_calls
-@takes_options(RunKeywords)
 def convert_shards(
     function: Function | WholeShards,
     shards: Shards,
@@ -90,9 +94,8 @@ def convert_shards(
     executor: Executor | None = None,
     num_workers: int | None = None,
     on_result: Callable[[ConvertedShard], object] | None = None,
-    journal: str | os.PathLike[str] | None = None,
-    end_marker: EndMarker = "required",
-    **options: Unpack[RunKeywords],
+    options: WriteOptions = DEFAULT_WRITING,
+    job: JobOptions = DEFAULT_JOB,
 ) -> list[ConvertedShard]:
     """Map all samples of many shards in parallel and write an output shard for each.
 
@@ -125,16 +128,9 @@ def convert_shards(
             executor, it is the number of shards submitted at once.
         on_result: called in this process for each finished shard, in any order, starting with those that an earlier
             call finished.
-        journal: the local path of the journal; by default, it is next to the shards, if they are local.
-        end_marker: ``"optional"`` accepts input archives without the two blocks of zeros at their end, and ``"final"``
-            ignores data that follow them.
-        options: the arguments of `WriteOptions`: ``compress``, ``encoder``, ``index``, ``key_rule`` (for reading too),
-            ``storage_options`` and so on; ``digest`` is true by default. In addition: ``retries=2``, the number of
-            retries per shard, unless the error is deterministic, such as a TypeError of the function;
-            ``remove_old=True``, to remove surplus numbered shards of an earlier, larger run at the end, instead of
-            raising an error before anything is written; ``input_options``, the storage options of the input, if they
-            differ; ``limits``, the limits on memory and header sizes for reading, see `ReadLimits`; and
-            ``progress=False``, to hide the progress bar.
+        options: how the bytes of the shards are written: ``WriteOptions(compress=, encoder=, index=...)``; its
+            ``key_rule`` is also used for reading.
+        job: how the work is done: ``JobOptions(journal=, retries=, remove_old=, end_marker=, limits=...)``.
 
     Returns:
         All shards, in the order of the input.
@@ -166,19 +162,21 @@ def convert_shards(
         raise ValueError(f"num_workers must be at least 0, and at least 1 with an executor, not {num_workers}")
     urls = resolve_shards(shards)
     pattern, outputs = make_output_names(urls, output)
-    found = RunOptions(**{"digest": True, "retries": 2, **options})  # type: ignore[arg-type]  # mypy mixes them
+    options = replace(options, digest=True if options.digest is None else options.digest)
+    job = replace(job, retries=RETRIES if job.retries is None else job.retries)
     policy = ErrorPolicy(on_error, "convert_shards")
-    check_choice("end_marker", end_marker, EndMarker)
-    samples = ShardSamples(found, end_marker)
-    producer = ShardProducer(samples.read, samples.version, decode, function, whole_shards, policy.always_raises, found)
-    path = journal_path(pattern.replace("{name}", "shards"), journal, 0, 1)
+    samples = ShardSamples(options, job)
+    producer = ShardProducer(
+        samples.read, samples.version, decode, function, whole_shards, policy.always_raises, options, job.limits
+    )
+    path = job.journal_of(pattern.replace("{name}", "shards"), by_default=True)
     failures: dict[str, BaseException] = {}
     made_by = (function, whole_shards, decode)
 
     def collect(number: int, failure: BaseException) -> None:
         failures[urls[number]] = failure
 
-    with closing(ShardRun(urls, outputs, pattern, producer, journal=path, made_by=made_by)) as run:
+    with closing(ShardRun(urls, outputs, pattern, producer, job=job, journal=path, made_by=made_by)) as run:
         finished, changed = run.find_finished(keep_changed=if_changed == "keep")
         if changed and if_changed == "raise":
             raise _changed_error(path, {urls[number]: difference for number, difference in changed.items()})
@@ -186,14 +184,14 @@ def convert_shards(
             finished, policy, collect, on_result, label="Converting", executor=executor, num_workers=num_workers
         )
         if failures:
-            raise _conversion_error(failures, len(urls), found.retries)
+            raise _conversion_error(failures, len(urls), job.retries or 0)
         run.remove_old()
     policy.finish()
     warn_if_all_dropped(results)
     return results
 
 
-def _changed_error(path: str, others: Mapping[str, str]) -> StateError:
+def _changed_error(path: str | None, others: Mapping[str, str]) -> StateError:
     listed = ", ".join(_list_some([f"{redact(url)} ({difference})" for url, difference in others.items()]))
     return StateError(
         f"The journal {path!r} has shards with other inputs or options: {listed}. To convert them again, ",

@@ -5,29 +5,29 @@ from __future__ import annotations
 import hashlib
 import os
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from operator import length_hint
-from typing import TYPE_CHECKING, NoReturn
+from typing import Any, NoReturn
 
-from wds_datapipes.arguments import check_optional_integer, checks_calls, takes_options
+from wds_datapipes.arguments import check_optional_integer, checks_calls
 from wds_datapipes.codecs.decoding import Decoder
 from wds_datapipes.errors import EmptySourceError, SampleSourceError, WdsError, WorkerDiedError, cause_of
 from wds_datapipes.io.openers import redact
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.parallel.progress import ProgressMeter
+from wds_datapipes.signatures import spells_hints
 from wds_datapipes.system import default_workers
+from wds_datapipes.tools.prepare.job_options import DEFAULT_JOB, JobOptions
 from wds_datapipes.tools.prepare.sample_spec import Source, read_sample
 from wds_datapipes.tools.prepare.shard_plan import Plan, SpecFile, make_plan
-from wds_datapipes.tools.prepare.shard_producer import RunKeywords, RunOptions, ShardProducer
+from wds_datapipes.tools.prepare.shard_producer import ShardProducer
 from wds_datapipes.tools.prepare.shard_run import ConvertedShard, ShardRun, warn_if_all_dropped
 from wds_datapipes.tools.prepare.subset import check_rekey
 from wds_datapipes.types import Sample
-from wds_datapipes.writing.shard_names import NUMBER, check_pattern, journal_path
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from wds_datapipes.writing.options import DEFAULT_WRITING, WriteOptions
+from wds_datapipes.writing.shard_names import NUMBER, check_pattern
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class PlannedSamples:
     """The samples of planned shards."""
 
     plan: Plan
-    options: RunOptions
+    storage_options: Mapping[str, Any] | None = field(repr=False)
 
     def version(self, item: int) -> str:
         """Return a digest of the keys and files of a shard's samples."""
@@ -53,7 +53,7 @@ class PlannedSamples:
 
     def _read_sample(self, at: int) -> Sample:
         spec = self.plan.specs.read(at)
-        sample = read_sample(spec, self.options.read_options)
+        sample = read_sample(spec, self.storage_options)
         size = sum(len(sample[field]) for field in spec.parts)
         planned = self.plan.payloads[at]
         if planned not in (-1, size):
@@ -64,8 +64,8 @@ class PlannedSamples:
         return {**sample, "__url__": spec.location}
 
 
+@spells_hints
 @checks_calls
-@takes_options(RunKeywords)
 def create_shards(
     source: Source,
     output: str | os.PathLike[str],
@@ -78,8 +78,8 @@ def create_shards(
     seed: int | None = None,
     on_error: OnError = "raise",
     num_workers: int | None = None,
-    resume: bool | str | os.PathLike[str] = False,
-    **options: Unpack[RunKeywords],
+    options: WriteOptions = DEFAULT_WRITING,
+    job: JobOptions = DEFAULT_JOB,
 ) -> list[ConvertedShard]:
     """Write the samples of a source to shards in parallel.
 
@@ -105,13 +105,8 @@ def create_shards(
             missing from its shard; other shards are not affected. A handler is called in this process and cannot end a
             shard.
         num_workers: the number of worker processes, by default one per CPU; 0 writes in this process.
-        resume: record finished shards in a journal and write only missing or outdated shards: ``True`` for a file next
-            to local shards, or the path of a local file.
-        options: the arguments of `WriteOptions`: ``compress``, ``encoder``, ``index``, ``storage_options`` and so on.
-            In addition: ``remove_old=True``, to remove surplus shards of an earlier, larger run at the end, instead of
-            raising an error before anything is written; ``input_options``, the storage options of the samples' files,
-            if they differ; ``retries=0``, the number of retries per shard; ``limits``, the limits for decoding; and
-            ``progress=False``, to hide the progress bar.
+        options: how the bytes of the shards are written: ``WriteOptions(compress=, encoder=, index=...)``.
+        job: how the work is done: ``JobOptions(journal=, retries=, remove_old=, limits=...)``.
 
     Returns:
         All shards, in order.
@@ -152,11 +147,13 @@ def create_shards(
     check_optional_integer("num_workers", num_workers, 0)
     if decode is not None and function is None:
         raise ValueError("decode requires a function for the decoded values. Without one, files are written unchanged")
-    writing = RunOptions(**{"encoder": function is not None, **options})  # type: ignore[arg-type]  # mypy mixes them
+    if function is None and options.encoder is True:
+        options = replace(options, encoder=False)  # files are written unchanged
+    store = options.storage_options if job.input_options is None else job.input_options
     policy = ErrorPolicy(on_error, "create_shards")
     with closing(SpecFile()) as specs:
         total = length_hint(source) or None
-        with ProgressMeter("Measuring", total, shown=writing.progress, unit="samples") as meter:
+        with ProgressMeter("Measuring", total, shown=job.progress, unit="samples") as meter:
             plan = make_plan(
                 source,
                 specs,
@@ -164,18 +161,20 @@ def create_shards(
                 maxsize=maxsize,
                 rekey=rekey,
                 seed=seed,
-                key_rule=writing.key_rule,
+                key_rule=options.key_rule,
                 policy=policy,
-                storage_options=writing.read_options,
+                storage_options=store,
                 on_measured=lambda samples, size: meter.add(samples=samples, size=size),
             )
         if not plan.order:
             raise EmptySourceError(f"The source has no samples to write to {text!r}, or none that can be written")
         outputs = [text if is_one else text % number for number in range(len(plan.ends))]
-        samples = PlannedSamples(plan, writing)
-        producer = ShardProducer(samples.read, samples.version, decode, function, False, policy.always_raises, writing)
+        samples = PlannedSamples(plan, store)
+        producer = ShardProducer(
+            samples.read, samples.version, decode, function, False, policy.always_raises, options, job.limits
+        )
         made_by = (function, decode)
-        path = None if resume is False else journal_path(text, None if resume is True else resume, 0, 1)
+        path = job.journal_of(text, by_default=False)
 
         def fail(number: int, failure: BaseException) -> NoReturn:
             if isinstance(failure, WdsError) and not isinstance(failure, WorkerDiedError):
@@ -184,7 +183,8 @@ def create_shards(
             where = "; ".join([*getattr(failure, "__notes__", ()), f"while writing {redact(outputs[number])}"])
             raise kind(cause_of(failure), f" ({where}). Finished shards remain") from failure
 
-        with closing(ShardRun(range(len(outputs)), outputs, text, producer, journal=path, made_by=made_by)) as run:
+        items = range(len(outputs))
+        with closing(ShardRun(items, outputs, text, producer, job=job, journal=path, made_by=made_by)) as run:
             finished, _ = run.find_finished(keep_changed=False)
             # A single archive may be standard output.
             workers = 0 if is_one or (num_workers is None and default_workers() == 1) else num_workers

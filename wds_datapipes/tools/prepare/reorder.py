@@ -34,13 +34,8 @@ from wds_datapipes.io.remote.remote_file import file_facts
 from wds_datapipes.on_error.policy import raise_error
 from wds_datapipes.parallel.map_shards import collect_shards
 from wds_datapipes.samples.keys import KeyRule
-from wds_datapipes.tools.prepare.shard_contents import (
-    DEFAULT_SCAN,
-    ScanOptions,
-    ShardContents,
-    ShardFault,
-    read_contents,
-)
+from wds_datapipes.tools.prepare.read_options import DEFAULT_READING, ReadOptions
+from wds_datapipes.tools.prepare.shard_contents import ShardContents, ShardFault, read_contents
 from wds_datapipes.tools.prepare.subset import make_key
 from wds_datapipes.types import Sample, Shard
 from wds_datapipes.writing.options import WriteOptions
@@ -130,7 +125,7 @@ class SampleEntries:
         rekey: str = "",
         on_fault: Callable[[Exception], object] = raise_error,
         progress: bool = True,
-        scan: ScanOptions = DEFAULT_SCAN,
+        scan: ReadOptions = DEFAULT_READING,
     ) -> None:
         self._rekey, self._on_fault, self._options = rekey, on_fault, scan
         shards = collect_shards(
@@ -226,7 +221,7 @@ class SampleEntries:
 class _IndexedShards(DatasetReader):
     """Reads samples of shards whose indexes are in memory."""
 
-    def __init__(self, shards: Sequence[ShardContents], options: ScanOptions, fields: Sequence[str] | None) -> None:
+    def __init__(self, shards: Sequence[ShardContents], options: ReadOptions, fields: Sequence[str] | None) -> None:
         access = AccessOptions(storage_options=options.storage_options, limits=options.limits)
         super().__init__([each.url for each in shards], [len(each.index) for each in shards], access, fields=fields)
         self._contents = shards
@@ -236,7 +231,7 @@ class _IndexedShards(DatasetReader):
         return self._contents[shard].index
 
 
-def _index_shard(url: str, options: ScanOptions) -> ShardContents:
+def _index_shard(url: str, options: ReadOptions) -> ShardContents:
     """Return the contents of a shard from its sidecar index if that is valid, otherwise from its headers."""
     storage_options = options.storage_options
     try:
@@ -255,7 +250,7 @@ def _index_shard(url: str, options: ScanOptions) -> ShardContents:
     return read_contents(url, options) if index is None else ShardContents(url, index)
 
 
-def _read_sidecar(url: str, options: ScanOptions) -> ShardIndex | None:
+def _read_sidecar(url: str, options: ReadOptions) -> ShardIndex | None:
     """Return the index of a shard if it is valid.
 
     Raises:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, TypedDict
+from typing import NamedTuple
 
 from wds_datapipes import errors
 from wds_datapipes.errors import MissingDependencyError, ShardError, StaleSidecarError, UnknownSchemeError, WdsError
@@ -13,53 +13,11 @@ from wds_datapipes.index.format.builder import index_scan
 from wds_datapipes.index.format.options import IndexOptions
 from wds_datapipes.index.format.shard_index import IndexedSample, ShardIndex
 from wds_datapipes.io.openers import redact
-from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
-from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.redaction import hides_credentials
-from wds_datapipes.samples.grouping import group_samples
-from wds_datapipes.samples.keys import KeyRule, first_dot, is_meta
-from wds_datapipes.shards.loading import ReadOptions, read_shards
-from wds_datapipes.tar.headers import EndMarker
+from wds_datapipes.samples.keys import is_meta
 from wds_datapipes.tar.scanner import ShardScan
-from wds_datapipes.types import MemberTuple, Sample
-
-
-class ScanKeywords(TypedDict, total=False):
-    """The keyword arguments of `ScanOptions`, for functions that forward them."""
-
-    key_rule: KeyRule
-    end_marker: EndMarker
-    storage_options: Mapping[str, Any] | None
-    limits: ReadLimits
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScanOptions:
-    """Options of functions that examine a whole dataset for reading its shards.
-
-    Attributes:
-        key_rule: splits member names into keys and fields.
-        end_marker: ``"optional"`` accepts archives without the two blocks of zeros at the end, and ``"final"`` ignores
-            data that follow them.
-        storage_options: passed to remote file systems.
-        limits: the limits on memory and header sizes, see `ReadLimits`.
-    """
-
-    key_rule: KeyRule = first_dot
-    end_marker: EndMarker = "required"
-    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
-    limits: ReadLimits = DEFAULT_LIMITS
-
-    def read_samples(self, urls: Iterable[str], *, on_error: OnError = "raise", **grouping: Any) -> Iterator[Sample]:
-        """Yield the samples of shards, with their fields as bytes; ``grouping`` is passed to `group_samples`."""
-        options = ReadOptions(
-            end_marker=self.end_marker, on_error=on_error, storage_options=self.storage_options, limits=self.limits
-        )
-        return group_samples(read_shards(urls, options), key_rule=self.key_rule, on_error=on_error, **grouping)
-
-
-#: The default options.
-DEFAULT_SCAN = ScanOptions()
+from wds_datapipes.tools.prepare.read_options import DEFAULT_READING, ReadOptions
+from wds_datapipes.types import MemberTuple
 
 #: The number of recorded names of files that belong to no sample.
 MAX_STRAY_NAMES = 3
@@ -120,7 +78,7 @@ class ShardContents:
         return self.index.facts.bytes
 
 
-def read_contents(url: str, options: ScanOptions = DEFAULT_SCAN, *, digest: bool = False) -> ShardContents:
+def read_contents(url: str, options: ReadOptions = DEFAULT_READING, *, digest: bool = False) -> ShardContents:
     """Read the headers of a shard as far as possible and record its faults.
 
     The data is skipped if the shard supports range requests.

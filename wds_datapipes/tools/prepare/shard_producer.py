@@ -6,51 +6,20 @@ import pickle
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from wds_datapipes.arguments import check_integer
 from wds_datapipes.codecs.decoding import Decoder, DecoderChain
 from wds_datapipes.codecs.field_chain import convert_samples
 from wds_datapipes.errors import EncodeError
 from wds_datapipes.interrupts import defer_interrupts
 from wds_datapipes.io.openers import redact
-from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
+from wds_datapipes.io.read_limits import ReadLimits
 from wds_datapipes.on_error.policy import OnError, concerns_all, note
 from wds_datapipes.redaction import hides_credentials
 from wds_datapipes.types import Sample, ShardInfo
-from wds_datapipes.writing.options import WriteKeywords, WriteOptions
+from wds_datapipes.writing.options import WriteOptions
 from wds_datapipes.writing.shard_file import ShardFile
-
-
-class RunKeywords(WriteKeywords, total=False):
-    """The keyword arguments of `RunOptions`."""
-
-    remove_old: bool
-    input_options: Mapping[str, Any] | None
-    retries: int
-    limits: ReadLimits
-    progress: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunOptions(WriteOptions):
-    """Options of `create_shards` and `convert_shards` in addition to `WriteOptions`; both functions describe them."""
-
-    remove_old: bool = False
-    input_options: Mapping[str, Any] | None = field(default=None, repr=False)
-    retries: int = 0
-    limits: ReadLimits = DEFAULT_LIMITS
-    progress: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_integer("retries", self.retries, 0)
-
-    @property
-    def read_options(self) -> Mapping[str, Any] | None:
-        """The storage options of the input."""
-        return self.storage_options if self.input_options is None else self.input_options
 
 
 @hides_credentials
@@ -81,7 +50,8 @@ class ShardProducer:
         function: maps a sample to a sample, ``None`` or several samples; without a function, samples are unchanged.
         whole_shards: whether the function takes an iterator of all samples instead and yields samples.
         raises: whether errors of samples are raised; otherwise, they are returned with the shard.
-        options: how shards are read and written.
+        options: how shards are written.
+        limits: the limits for decoding.
     """
 
     read: Callable[[Any, OnError], Iterator[Sample]]
@@ -90,7 +60,8 @@ class ShardProducer:
     function: Callable[..., Any] | None
     whole_shards: bool
     raises: bool
-    options: RunOptions
+    options: WriteOptions
+    limits: ReadLimits
 
     def __repr__(self) -> str:
         """Show only the function: executors log their tasks, and the options may contain credentials."""
@@ -122,7 +93,7 @@ class ShardProducer:
             on_error: OnError = "raise" if self.raises else skip
             samples = self.read(item, on_error)
             if self.decode is not None:
-                samples = convert_samples(samples, DecoderChain(self.decode, {}, limits=self.options.limits), on_error)
+                samples = convert_samples(samples, DecoderChain(self.decode, {}, limits=self.limits), on_error)
             for sample in samples:
                 read += 1
                 yield sample

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,11 +23,12 @@ from wds_datapipes.parallel.executors import failure_of, start_workers
 from wds_datapipes.parallel.map_shards import run_tasks
 from wds_datapipes.parallel.progress import ProgressMeter
 from wds_datapipes.redaction import hides_credentials
+from wds_datapipes.tools.prepare.job_options import JobOptions
 from wds_datapipes.tools.prepare.shard_producer import ShardProducer, WrittenShard
 from wds_datapipes.types import ShardInfo
 from wds_datapipes.user_warnings import warn_user
 from wds_datapipes.writing.journal import FinishedShard, ShardJournal
-from wds_datapipes.writing.options import WriteKeywords
+from wds_datapipes.writing.options import WriteOptions
 from wds_datapipes.writing.shard_names import NUMBER, describe_old_shards, find_old_shards, remove_old_shards
 
 LOGGER = logging.getLogger("wds_datapipes")
@@ -37,7 +39,7 @@ DETERMINISTIC_ERRORS = (*BUGS, EncodeError, ImportError, NotImplementedError, Un
 #: The number of concurrent requests for the sizes of existing shards.
 MAX_CONCURRENT_REQUESTS = 16
 #: The options that determine the content of a shard.
-IN_SHARDS = sorted(WriteKeywords.__annotations__.keys() - {"index", "storage_options"})
+IN_SHARDS = sorted({field.name for field in fields(WriteOptions)} - {"index", "storage_options"})
 
 
 @hides_credentials
@@ -67,6 +69,7 @@ class ShardRun:
         outputs: the path or URL of each shard.
         pattern: the pattern of the paths or URLs.
         producer: writes a shard.
+        job: how often shards are retried, what happens to surplus ones, and whether progress is shown.
         journal: the path of the journal, if any.
         made_by: everything that determines the content of a shard, apart from its input and the options.
 
@@ -83,19 +86,20 @@ class ShardRun:
         pattern: str,
         producer: ShardProducer,
         *,
+        job: JobOptions,
         journal: str | None,
         made_by: object,
     ) -> None:
-        self._items, self._outputs, self._producer = items, outputs, producer
+        self._items, self._outputs, self._producer, self._job = items, outputs, producer, job
         self._options = options = producer.options
         is_numbered = NUMBER.search(pattern) is not None
-        if options.remove_old and not is_numbered:
+        if job.remove_old and not is_numbered:
             raise ValueError(
                 f"Surplus shards can be removed only if shards are numbered, but {redact(pattern)!r} has no "
                 "placeholder for a number, such as %06d"
             )
         self._old = find_old_shards(pattern, len(outputs), 1, options.storage_options) if is_numbered else []
-        if self._old and not options.remove_old:
+        if self._old and not job.remove_old:
             described = describe_old_shards(self._old)
             raise ValueError(Message(f"{described}. Nothing was written. Remove them, or ", REMOVE_OLD))
         self._made_by = fingerprint((made_by, {name: getattr(options, name) for name in IN_SHARDS}))
@@ -175,7 +179,7 @@ class ShardRun:
         def make_task(number: int, attempt: int) -> tuple[tuple[int, int], tuple[Any, ...]]:
             return (number, attempt), (self._items[number], self._outputs[number], f"{call}-{attempt}")
 
-        with ProgressMeter(label, len(self._outputs), shown=self._options.progress) as meter:
+        with ProgressMeter(label, len(self._outputs), shown=self._job.progress) as meter:
             for number, shard in finished.items():
                 add(number, shard)
             waiting = deque(make_task(number, 1) for number in range(len(self._outputs)) if number not in finished)
@@ -193,7 +197,7 @@ class ShardRun:
                             add(number, result)
                         else:
                             on_failure(number, result)
-                    elif attempt > self._options.retries or isinstance(failure, DETERMINISTIC_ERRORS):
+                    elif attempt > (self._job.retries or 0) or isinstance(failure, DETERMINISTIC_ERRORS):
                         on_failure(number, failure)
                     else:
                         name, kind = redact(str(self._items[number])), type(failure).__name__

@@ -7,17 +7,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from wds_datapipes.arguments import checks_calls
 from wds_datapipes.parallel.map_shards import Shards, collect_shards, resolve_shards
-from wds_datapipes.tools.prepare.shard_contents import ScanKeywords, ScanOptions, ShardFault, read_contents
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from wds_datapipes.tools.prepare.read_options import DEFAULT_READING, ReadOptions
+from wds_datapipes.tools.prepare.shard_contents import ShardFault, read_contents
 
 
 class Sizes(NamedTuple):
@@ -90,7 +88,7 @@ def dataset_stats(
     label: str | None = None,
     num_workers: int | None = None,
     progress: bool = True,
-    **scan: Unpack[ScanKeywords],
+    options: ReadOptions = DEFAULT_READING,
 ) -> DatasetStats:
     """Read the headers of shards in parallel and summarize the sizes.
 
@@ -100,8 +98,7 @@ def dataset_stats(
             only headers are read.
         num_workers: the number of worker processes, by default one per CPU; 0 works in this process.
         progress: show a progress bar if standard error is a terminal and rich is installed.
-        scan: ``key_rule`` splits member names into keys and fields; ``end_marker="optional"`` accepts shards without an
-            end marker; ``storage_options`` are passed to remote file systems; ``limits`` is a `ReadLimits`.
+        options: how shards are read.
 
     Raises:
         UnknownSchemeError, MissingDependencyError: shards of this kind are not supported.
@@ -117,7 +114,7 @@ def dataset_stats(
         {'1': 1}
     """
     ordered = collect_shards(
-        partial(_read_stats, label=label, options=ScanOptions(**scan)),
+        partial(_read_stats, label=label, options=options),
         resolve_shards(shards),
         label="Counting",
         measure=lambda part: (len(part.sizes[None]), part.bytes),
@@ -140,7 +137,7 @@ def dataset_stats(
     )
 
 
-def _read_stats(url: str, label: str | None, options: ScanOptions) -> _ShardStats:
+def _read_stats(url: str, label: str | None, options: ReadOptions) -> _ShardStats:
     """Return what a shard contains."""
     contents = read_contents(url, options)
     sizes: dict[str | None, array[int]] = {None: array("q", [sample.bytes for sample in contents.samples])}

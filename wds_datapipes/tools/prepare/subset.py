@@ -11,7 +11,7 @@ from wds_datapipes.samples.fields import Lacking
 from wds_datapipes.samples.sampling import parse_slice, slice_samples
 from wds_datapipes.samples.select import parse_patterns, rename, select_fields
 from wds_datapipes.shards.held_samples import ItemCounter
-from wds_datapipes.tools.prepare.shard_contents import ScanOptions
+from wds_datapipes.tools.prepare.read_options import ReadOptions
 from wds_datapipes.types import Sample
 
 #: The placeholders of a pattern for new keys.
@@ -19,7 +19,7 @@ KEY_PARTS = ("number", "key", "name", "shard")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subset(ScanOptions):
+class Subset(ReadOptions):
     """Selects samples and fields of shards; the attributes are applied in this order.
 
     Attributes:

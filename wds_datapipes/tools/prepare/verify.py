@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -29,12 +29,9 @@ from wds_datapipes.index.format.validity import check_index
 from wds_datapipes.io.openers import redact, split_scheme
 from wds_datapipes.parallel.map_shards import Shards, collect_shards, resolve_shards
 from wds_datapipes.redaction import hides_credentials
-from wds_datapipes.tools.prepare.shard_contents import ScanKeywords, ScanOptions, ShardFault, read_contents
+from wds_datapipes.tools.prepare.read_options import DEFAULT_READING, ReadOptions
+from wds_datapipes.tools.prepare.shard_contents import ShardFault, read_contents
 from wds_datapipes.types import ShardInfo
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
 
 PackedKeys: TypeAlias = bytes
 
@@ -44,10 +41,11 @@ MAX_FAULTS = 100
 KEY_SEPARATOR = "\0"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Checks(ScanOptions):
+@dataclass(frozen=True)
+class Checks:
     """The arguments of `verify_shards` that apply to each shard."""
 
+    reading: ReadOptions
     decode: bool = False
     digest: bool = False
     fields: Sequence[str] = ()
@@ -105,7 +103,7 @@ def verify_shards(
     shared_keys: bool = False,
     num_workers: int | None = None,
     progress: bool = True,
-    **scan: Unpack[ScanKeywords],
+    options: ReadOptions = DEFAULT_READING,
 ) -> list[VerifiedShard]:
     """Check headers, end markers, samples and keys of shards in parallel, one process per shard.
 
@@ -120,9 +118,7 @@ def verify_shards(
         shared_keys: allow the same key in several shards.
         num_workers: the number of worker processes, by default one per CPU; 0 works in this process.
         progress: show a progress bar if standard error is a terminal and rich is installed.
-        scan: ``key_rule`` splits member names into keys and fields; ``end_marker="optional"`` accepts shards without an
-            end marker; ``storage_options`` are passed to remote file systems; ``limits`` is a `ReadLimits`; a shard
-            that exceeds it has a fault.
+        options: how shards are read; a shard that exceeds their limits has a fault.
 
     Returns:
         The result for each shard, in order.
@@ -140,7 +136,7 @@ def verify_shards(
     """
     entries = None if manifest is None else {entry.url: entry for entry in manifest.entries}
     check_fields(fields)
-    checks = Checks(decode=decode, digest=digest, fields=fields, index=index, entries=entries, **scan)
+    checks = Checks(options, decode=decode, digest=digest, fields=fields, index=index, entries=entries)
     found = collect_shards(
         partial(_verify_shard, checks=checks),
         resolve_shards(shards),
@@ -172,7 +168,7 @@ def _add_common_keys(shards: Sequence[VerifiedShard]) -> None:
 
 def _verify_shard(url: str, checks: Checks) -> VerifiedShard:
     """Verify one shard."""
-    contents = read_contents(url, checks, digest=checks.digest)
+    contents = read_contents(url, checks.reading, digest=checks.digest)
     found = VerifiedShard(url, len(contents.samples), sum(len(sample.fields) for sample in contents.samples))
     found.bytes = contents.bytes
     for fault in contents.faults:
@@ -222,7 +218,7 @@ def _compare_manifest(found: VerifiedShard, sha256: str | None, entry: ShardInfo
 def _check_index(found: VerifiedShard, checks: Checks) -> None:
     location = index_url(found.url)
     try:
-        index = read_index(location, storage_options=checks.storage_options)
+        index = read_index(location, storage_options=checks.reading.storage_options)
         found.has_index = True
         if index.key_rule is None:
             rule = index.facts.key_rule
@@ -232,8 +228,8 @@ def _check_index(found: VerifiedShard, checks: Checks) -> None:
             index,
             found.url,
             depth="bytes" if checks.digest else "headers",
-            storage_options=checks.storage_options,
-            limits=checks.limits,
+            storage_options=checks.reading.storage_options,
+            limits=checks.reading.limits,
         )
     except MissingSidecarError:
         return
@@ -243,7 +239,7 @@ def _check_index(found: VerifiedShard, checks: Checks) -> None:
 
 def _decode(found: VerifiedShard, checks: Checks) -> None:
     """Decode every field of every sample separately."""
-    chain = DecoderChain(["rgb8", MediaVerifier("video"), MediaVerifier("audio")], {}, limits=checks.limits)
+    chain = DecoderChain(["rgb8", MediaVerifier("video"), MediaVerifier("audio")], {}, limits=checks.reading.limits)
     #: The fields that were not decoded, each with the reason.
     skipped = Counter[tuple[str, str]]()
 
@@ -256,7 +252,7 @@ def _decode(found: VerifiedShard, checks: Checks) -> None:
             found.add_error(error)
         return True
 
-    for sample in checks.read_samples(
+    for sample in checks.reading.read_samples(
         [found.url], on_error=record_once, on_duplicate="first", on_repeated_key="ignore"
     ):
         key = sample["__key__"]
