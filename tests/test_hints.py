@@ -54,8 +54,9 @@ CALLED: dict[str, dict[str, str]] = {
     "foreign_names.py": {"on_error": ""},  # what to write instead of another package's arguments
     "index/format/index_lookup.py": {"access": "IndexedSamples read_table", "indexing": "AccessOptions"},
     "index/order/batch_share.py": {"remainder": "IndexedSamples"},
-    "index/read/epoch_samples.py": {"select": "IndexedSamples"},
-    "index/read/indexed_shards.py": {"fields": "IndexedSamples", "missing": "Join"},
+    "index/order/substitutes.py": {"select": "IndexedSamples"},
+    "index/order/join.py": {"missing": "Join"},
+    "index/read/assemble.py": {"fields": "IndexedSamples"},
     "index/order/select.py": {"order": "IndexedSamples"},
     "integrations/dali.py": {"paths": "", "cycle": ""},
     "io/remote/http_request.py": {"no_proxy": ""},

@@ -24,7 +24,8 @@ from wids.wids_mmtar import MMIndexedTar
 
 from wds_datapipes import IndexedSamples
 from wds_datapipes.index import AccessOptions, EpochOptions, Manifest, build_indexes, read_wids_index, write_wids_index
-from wds_datapipes.index.read.dataset_reader import DatasetReader
+from wds_datapipes.index.format.index_copies import DatasetIndexes
+from wds_datapipes.index.read.sample_reader import SampleReader
 from wds_datapipes.testing import build_shard, check_coverage
 
 
@@ -119,7 +120,8 @@ def test_78_the_shards_used_last_stay_open(urls: list[str]) -> None:
         theirs[number] = urls[number]
     assert (list(theirs.keys()), released) == ([0, 2], [1])
     build_indexes(urls)
-    with DatasetReader(urls, [3, 5, 1], access=AccessOptions(open_shards=2)) as ours:
+    access = AccessOptions(open_shards=2)
+    with SampleReader(urls, DatasetIndexes(urls, [3, 5, 1], access).read, access) as ours:
         for _ in ours.stream((np.array([shard]), np.array([0])) for shard in order):
             pass
         still_open = {file.path for file in psutil.Process().open_files()}

@@ -7,6 +7,9 @@ from typing import BinaryIO
 
 from wds_datapipes.errors import ShardError, ShardReadError
 
+#: The read-ahead of local archives: how many bytes are read at once where members are small. Reading by index, which
+#: needs no header to know what follows, reads up to four times as many.
+READ_AHEAD_BYTES = 64 << 10
 #: The size of the pieces in which unwanted bytes are skipped; more bytes are skipped by seeking.
 PIECE = 128 * 1024
 

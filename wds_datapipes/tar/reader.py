@@ -16,7 +16,7 @@ from zlib import adler32
 
 from wds_datapipes.errors import CorruptShardError, TruncatedShardError
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits, limit_error
-from wds_datapipes.tar.buffer import PIECE, ReadBuffer
+from wds_datapipes.tar.buffer import PIECE, READ_AHEAD_BYTES, ReadBuffer
 from wds_datapipes.tar.headers import (
     ADLERS,
     BLOCK,
@@ -35,11 +35,11 @@ from wds_datapipes.user_warnings import warn_user
 #: A member below this size, in bytes, is read together with the next header; a larger one is read directly into its
 #: bytes.
 JOINT_READ_BELOW = 16 * 1024
-#: The size below which a member is small, in bytes; after the second number of consecutive small members, the third
-#: number of bytes is read at once.
-SMALL, SMALL_IN_A_ROW, READ_AHEAD = 4096, 8, 64 * 1024
-#: If only headers are wanted: the number of bytes read at once at first, doubled each time up to `READ_AHEAD`, and the
-#: minimum size of data to skip by seeking.
+#: The size below which a member is small, in bytes; after this number of consecutive small members,
+#: `READ_AHEAD_BYTES` are read at once.
+SMALL, SMALL_IN_A_ROW = 4096, 8
+#: If only headers are wanted: the number of bytes read at once at first, doubled each time up to `READ_AHEAD_BYTES`,
+#: and the minimum size of data to skip by seeking.
 FIRST_AHEAD, SEEK_FROM = 4 * 1024, 16 * 1024
 
 #: The fields that identify the header of a plain file: name, size, checksum, kind, the first byte of the prefix.
@@ -106,7 +106,7 @@ def read_members(
         entry = None
         if headers_only and ahead.left < BLOCK:
             ahead.fill(scan_ahead)
-            scan_ahead = min(scan_ahead * 2, READ_AHEAD)
+            scan_ahead = min(scan_ahead * 2, READ_AHEAD_BYTES)
         if headers.plain and len(ahead.window) <= harmless:
             members, entry = _plain_members(ahead, headers, shard, choose, headers_only)
             yield from members
@@ -135,7 +135,7 @@ def read_members(
         if is_file and size < JOINT_READ_BELOW and not headers_only:
             small = small + 1 if size < SMALL else 0
             if ahead.left < size + padding + BLOCK:
-                ahead.fill(size + padding + (READ_AHEAD if small > SMALL_IN_A_ROW else BLOCK))
+                ahead.fill(size + padding + (READ_AHEAD_BYTES if small > SMALL_IN_A_ROW else BLOCK))
             data = ahead.take(min(size, ahead.left))
         elif is_file and chosen is not None:
             small = 0

@@ -27,12 +27,17 @@ from wds_datapipes import IndexedSamples
 from wds_datapipes.counters import Counters
 from wds_datapipes.errors import CacheError, ChangedShardError, ShardError, ShardOpenError, UnsupportedSidecarError
 from wds_datapipes.index import AccessOptions, EpochOptions, IndexOptions, Manifest, build_indexes, read_index
+from wds_datapipes.index.format.index_copies import DatasetIndexes
 from wds_datapipes.index.format.index_file import index_url
+from wds_datapipes.index.order.indexed_shards import IndexedShards
+from wds_datapipes.index.read.assemble import PlannedSamples
 from wds_datapipes.index.read.dataset_reader import DatasetReader
-from wds_datapipes.index.read.fetch import ShardRanges
-from wds_datapipes.index.read.indexed_shards import IndexedShards
+from wds_datapipes.index.read.fetch import PlannedRanges, ShardRanges
+from wds_datapipes.index.read.open_shards import OpenShards
+from wds_datapipes.index.read.plan import LOCAL, REMOTE, plan_reading
 from wds_datapipes.index.read.sample_reader import SampleReader
 from wds_datapipes.io import timeouts
+from wds_datapipes.io.read_limits import DEFAULT_LIMITS
 from wds_datapipes.io.remote.request_steps import Steps, run_steps
 from wds_datapipes.testing import build_shard
 
@@ -49,6 +54,10 @@ SAMPLES: list[list[dict[str, Any]]] = [
     ]
     for shard, size in enumerate(SIZES)
 ]
+
+
+def reader_of(urls: list[str], access: AccessOptions, **options: Any) -> SampleReader:
+    return SampleReader(urls, DatasetIndexes(urls, SIZES, access).read, access, **options)
 
 
 def fields_of(sample: dict[str, Any]) -> dict[str, Any]:
@@ -120,7 +129,7 @@ def test_samples_are_those_that_were_written(
 ) -> None:
     urls = urls_of(nginx.http) if is_remote else local_urls(nginx)
     access = AccessOptions(index_dir=shards[1], open_shards=open_shards, read_ahead=read_ahead)
-    with DatasetReader(urls, SIZES, access, fields=fields) as reader:
+    with reader_of(urls, access, fields=fields) as reader:
         chunk: Any = np.array(wanted, int).reshape(-1, 2).T
         found: list[Any] = list(reader.stream([chunk]))
     names = None if fields is None else {"__key__", *(field.lower() for field in fields)}
@@ -136,7 +145,7 @@ def test_few_files_are_open_at_a_time_and_none_at_the_end(
     nginx: Nginx, shards: tuple[str, Path], nothing_left: None
 ) -> None:
     urls = local_urls(nginx)
-    with DatasetReader(urls, SIZES, AccessOptions(index_dir=shards[1], open_shards=2)) as reader:
+    with reader_of(urls, AccessOptions(index_dir=shards[1], open_shards=2)) as reader:
         for shard in (0, 1, 2, 0, 2):
             assert len(list(reader.stream([(np.array([shard]), np.array([0]))]))) == 1
             found = [file.path for file in psutil.Process().open_files() if file.path.endswith(".tar")]
@@ -207,7 +216,7 @@ def test_a_window_of_small_samples_is_read_in_long_pieces(
             spans.clear()
             found = sorted(map(fields_of, samples), key=lambda sample: str(sample["__key__"]))
             assert found == [*chain(*SMALL)]
-            assert 0 < sum(spans) <= most * sum(sizes)  # all of a part, whose samples come from all shards
+            assert 0 < sum(spans) <= most * sum(sizes)  # all of a group, whose samples come from all shards
             assert len(spans) <= 60  # of 4,000 samples
 
 
@@ -338,7 +347,7 @@ def test_copies_that_are_no_longer_read_are_evicted_for_others(
     access = AccessOptions(index_dir=shards[1], cache_dir=tmp_path, cache_bytes=sizes[0] + sizes[2], read_ahead=1)
     wanted = ((0, range(30)), (2, range(10)), (2, range(10, 20)), (1, range(1)))
     chunks = [(np.full(len(numbers), shard), np.array(numbers)) for shard, numbers in wanted]
-    with DatasetReader(urls_of(nginx.http), SIZES, access) as reader:
+    with reader_of(urls_of(nginx.http), access) as reader:
         found: list[Any] = list(reader.stream(chunks))
     assert all("__local_path__" in sample for sample in found)  # and there was no warning
 
@@ -396,7 +405,7 @@ def test_the_first_range_shows_a_server_without_ranges_and_a_shorter_shard(
     proxy.faults[:] = [fault] * 10
     proxy.asked.clear()
     counters = Counters()
-    with DatasetReader(urls_of(proxy.port), SIZES, AccessOptions(index_dir=shards[1]), counters=counters) as reader:
+    with reader_of(urls_of(proxy.port), AccessOptions(index_dir=shards[1]), counters=counters) as reader:
         (item,) = reader.stream([(np.array([0]), np.array([29]))])
     assert isinstance(item, kind)
     assert re.search(found, str(item))
@@ -408,21 +417,21 @@ def test_a_shard_that_fails_to_open_ahead_of_an_epoch_is_opened_again(
     proxy: FaultProxy, shards: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if it fails after the epoch has begun."""
-    opened, begun, calls = DatasetReader._open, threading.Event(), list[int]()
+    opened, begun, calls = OpenShards._open, threading.Event(), list[int]()
 
-    def fail_once(reader: DatasetReader, shard: int) -> SampleReader:
+    def fail_once(shards: OpenShards, shard: int) -> ShardRanges:
         calls.append(shard)
         if len(calls) == 1:
             begun.wait()
             raise CacheError("there is no space yet")
-        return opened(reader, shard)
+        return opened(shards, shard)
 
-    monkeypatch.setattr(DatasetReader, "_open", fail_once)
+    monkeypatch.setattr(OpenShards, "_open", fail_once)
     access = AccessOptions(index_dir=shards[1])
-    with DatasetReader(urls_of(proxy.port), SIZES, access) as reader:
-        reader.open_next(following := DatasetReader(urls_of(proxy.port), SIZES, access), [2])
+    with reader_of(urls_of(proxy.port), access) as reader:
+        reader.shards.open_next((following := reader_of(urls_of(proxy.port), access)).shards, [2])
         with following:
-            following.begin(Counters())
+            following.shards.begin(Counters())
             begun.set()
             items = [*following.stream([(np.full(20, 2), np.arange(20))])]
     assert [fields_of(item) for item in items if isinstance(item, dict)] == SAMPLES[2]
@@ -444,7 +453,7 @@ def test_a_server_that_never_answers_holds_up_only_its_own_samples(
     # Nothing answers the handshake of TLS.
     urls = [f"https://127.0.0.1:{silent.getsockname()[1]}/0.tar", *urls_of(proxy.port)[1:]]
     access = AccessOptions(index_dir=shards[1], storage_options={"retries": 0, "timeout_s": LIMIT_S})
-    with silent, ThreadPoolExecutor(1) as thread, DatasetReader(urls, SIZES, access) as reader:
+    with silent, ThreadPoolExecutor(1) as thread, reader_of(urls, access) as reader:
         thread.submit(release)
         found: list[Any] = []
         for item in reader.stream([(np.repeat([0, 2], 20), np.tile(np.arange(20), 2))]):
@@ -455,28 +464,31 @@ def test_a_server_that_never_answers_holds_up_only_its_own_samples(
 
 
 @given(st.lists(st.tuples(st.integers(0, 29), st.booleans()), min_size=1, max_size=40), st.integers(0, 39))
-def test_a_request_reads_samples_of_one_part(
+def test_a_request_reads_samples_of_one_group(
     nginx: Nginx, shards: tuple[str, Path], wanted: list[tuple[int, bool]], first: int
 ) -> None:
-    numbers, parts = np.array([number for number, _ in wanted]), np.cumsum([begins for _, begins in wanted])
+    numbers, groups = np.array([number for number, _ in wanted]), np.cumsum([begins for _, begins in wanted])
     url = local_urls(nginx)[0]
     requested = list[int]()
 
     def submit(steps: Steps[list[bytes]]) -> Future[list[bytes]]:
-        requested.append(part)
+        requested.append(group)
         done = Future[list[bytes]]()
         done.set_result(run_steps(steps))
         return done
 
-    reader = SampleReader(ShardRanges(url, read_index(index_url(url, shards[1]))))
-    ahead = reader.plan(numbers, parts=parts, submit=submit)
-    for part in np.unique(parts).tolist():
-        ahead.request(part)
-        assert part in requested
-    for plan in (ahead, reader.plan(numbers, parts=parts)):
-        found = [fields_of(sample) for sample in plan.samples(min(first, len(numbers)))]
-        assert found == [SAMPLES[0][number] for number in numbers[first:].tolist()]
-    reader.close()
+    ranges, limits = ShardRanges(url, read_index(index_url(url, shards[1]))), DEFAULT_LIMITS
+    plans = [plan_reading(ranges.index, numbers, groups=groups, limit=limit) for limit in (REMOTE, LOCAL)]
+    planned = [
+        PlannedRanges(ranges, plan, None if number else submit, is_ascending=False) for number, plan in enumerate(plans)
+    ]
+    for group in np.unique(groups).tolist():
+        planned[0].request(group)
+        assert group in requested
+    for plan, own in zip(plans, planned, strict=True):
+        samples = PlannedSamples(plan, own, ranges, limits, {}).assemble(min(first, len(numbers)))
+        assert [*map(fields_of, samples)] == [SAMPLES[0][number] for number in numbers[first:].tolist()]
+    ranges.close()
 
 
 def read_ahead_threads(before: set[threading.Thread]) -> list[threading.Thread]:
@@ -518,7 +530,7 @@ def test_a_join_does_not_read_ahead_past_samples_without_a_counterpart(
             assert asked < 100, "it reads ahead without a limit"
             yield np.array([0]), np.array([number])
 
-    with samples.open(Counters()) as readers:
-        items: list[Any] = list(islice(samples.stream(readers, chunks()), len(wanted)))
+    with DatasetReader(samples) as reader:
+        items: list[Any] = list(islice(reader.stream(chunks()), len(wanted)))
     assert [item.get("json") for item in items] == [None if number else b"[0, 7]" for number in wanted]
     assert asked <= len(wanted) + 4

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from wds_datapipes import IndexedSamples
 from wds_datapipes.errors import DuplicateKeyError
 from wds_datapipes.index import AccessOptions, Manifest, build_indexes, read_table, resample
-from wds_datapipes.index.read import join
-from wds_datapipes.index.read.join import KeyTable
+from wds_datapipes.index.order import join
+from wds_datapipes.index.order.join import KeyTable
 from wds_datapipes.testing import build_shard
 
 SIZES = (4, 0, 7)

@@ -6,6 +6,7 @@ import logging
 import secrets
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -13,8 +14,18 @@ from stat import S_ISDIR
 from tempfile import gettempdir
 from typing import BinaryIO, cast
 
-from wds_datapipes.errors import CacheError, CorruptSidecarError, MissingSidecarError, ShardError
-from wds_datapipes.index.format.index_file import parse_index, read_index
+import numpy as np
+import numpy.typing as npt
+
+from wds_datapipes.errors import (
+    CacheError,
+    ChangedShardError,
+    CorruptSidecarError,
+    MissingSidecarError,
+    ShardError,
+    plural,
+)
+from wds_datapipes.index.format.index_file import index_url, parse_index, read_index
 from wds_datapipes.index.format.options import AccessOptions
 from wds_datapipes.index.format.shard_index import ShardIndex
 from wds_datapipes.io.host_results import share_on_host
@@ -102,3 +113,40 @@ class IndexCopies:
             for entry in entries(self._folder.path):
                 if time.time() - entry.last_use() / 1e9 > KEPT_S:
                     evict(entry)
+
+
+class DatasetIndexes:
+    """The indexes of the shards of a dataset, for reading samples by number.
+
+    Args:
+        urls: the shards.
+        sizes: the number of samples in each shard; an index with a different number is an error.
+        access: where the indexes are.
+    """
+
+    def __init__(
+        self, urls: Sequence[str], sizes: Sequence[int] | npt.NDArray[np.int64], access: AccessOptions
+    ) -> None:
+        self._urls, self._sizes, self._folder = urls, sizes, access.index_dir
+        self._copies = IndexCopies(access)
+
+    def read(self, shard: int) -> ShardIndex:
+        """Read the index of a shard.
+
+        Raises:
+            ChangedShardError: its number of samples differs from when the dataset was opened.
+            SidecarError: it is missing or damaged, or its shard is compressed.
+        """
+        path = index_url(self._urls[shard], self._folder)
+        try:
+            index = self._copies.read(path)
+        except MissingSidecarError as error:
+            raise MissingSidecarError(f"{error}. Build the indexes of the dataset first, with build_indexes") from None
+        index.check_random_access()
+        if len(index) != self._sizes[shard]:
+            raise ChangedShardError(
+                f"The index {redact(path)} has {plural(len(index), 'sample')}, but the dataset was opened with "
+                f"{self._sizes[shard]:,}. The shard was replaced, or the manifest belongs to other shards: write the "
+                "manifest again, if there is one, and open the dataset again"
+            )
+        return index

@@ -15,8 +15,8 @@ from wds_datapipes.codecs.decoding import DecoderChain
 from wds_datapipes.errors import MissingFieldError
 from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.index.format.index_columns import COLUMNS, MAX_VALUE_BYTES
+from wds_datapipes.index.format.options import AccessOptions
 from wds_datapipes.index.format.shard_index import ShardIndex
-from wds_datapipes.index.read.fetch import ShardRanges
 from wds_datapipes.index.read.sample_reader import SampleReader
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
@@ -139,10 +139,13 @@ def add_columns(
         ValueError: it returns different names for different samples, or a name or a value that cannot be stored.
     """
     index.check_random_access()
-    reader = SampleReader(ShardRanges(url, index, storage_options), limits=limits)
-    found: dict[str, list[Value]] = {}
-    try:
-        for sample in reader.stream(np.arange(len(index)), fields if fields is not None else fields_of(compute)):
+    access = AccessOptions(storage_options=storage_options, limits=limits)
+    wanted = fields if fields is not None else fields_of(compute)
+    numbers, found = np.arange(len(index)), dict[str, list[Value]]()
+    with SampleReader([url], lambda _: index, access, fields=wanted) as reader:
+        for sample in reader.stream([(np.zeros_like(numbers), numbers)]):
+            if not isinstance(sample, dict):
+                raise sample or LookupError(f"{redact(url)} lacks a sample of its index")
             try:
                 values = compute(sample)
             except Exception as error:
@@ -151,8 +154,6 @@ def add_columns(
             _check_names(values, found, sample)
             for name, value in values.items():
                 found.setdefault(name, []).append(value)
-    finally:
-        reader.close()
     columns = {name: _column(name, values, redact(url)) for name, values in found.items()}
     layout = {name: index.columns[name] for name in COLUMNS}
     by = columns_fingerprint(compute, fields)

@@ -15,6 +15,8 @@ from wds_datapipes.seeds import derived_seed
 
 Order: TypeAlias = Literal["global", "window", "sequential"]
 """``"global"`` shuffles all samples, ``"window"`` the shards and then those of a few shards at a time."""
+Chunk: TypeAlias = "tuple[Numbers, Numbers]"
+"""The shards of some samples, or -1 for no sample, and their numbers in these shards."""
 
 #: The maximum number of window permutations that are kept.
 KEPT = 1 << 14

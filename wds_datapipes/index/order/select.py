@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -189,3 +189,13 @@ def _digest(numbers: range | Numbers) -> str:
     if isinstance(numbers, range):
         return fingerprint([numbers.start, numbers.stop, numbers.step])
     return fingerprint(numbers.tobytes())
+
+
+def split_by_shards(shards: Numbers, most: int) -> Iterator[slice]:
+    """Yield slices of a list of shards with at most ``most`` shards each."""
+    start = 0
+    while start < len(shards):
+        firsts = np.sort(np.unique(shards[start:], return_index=True)[1])
+        stop = start + int(firsts[most]) if len(firsts) > most else len(shards)
+        yield slice(start, stop)
+        start = stop

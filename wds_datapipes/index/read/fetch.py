@@ -1,4 +1,4 @@
-"""Fetching: reads ranges of a shard, from a file, a copy or a store."""
+"""Fetching: reads ranges of a shard, from a file, a copy or a store, and holds those that a plan needs again."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import io
 import os
 import threading
 import weakref
-from collections.abc import Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from stat import S_ISREG
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
 from wds_datapipes.counters import Counters
 from wds_datapipes.errors import ChangedShardError, ShardOpenError, ShardReadError
 from wds_datapipes.index.format.origin import origin_of
 from wds_datapipes.index.format.shard_index import ShardIndex
+from wds_datapipes.index.read.plan import ReadPlan
 from wds_datapipes.io.openers import local_path, open_local, open_parts, redact
 from wds_datapipes.io.remote.remote_file import FileFacts, RemoteFile
 from wds_datapipes.io.remote.request_steps import Steps, run_steps
@@ -24,6 +27,9 @@ from wds_datapipes.tar.scanner import open_archive_ranges
 
 #: At most this many bytes are allocated before they arrive, because an index may claim any size.
 STEP_BYTES = 8 << 20
+
+Submit: TypeAlias = Callable[[Steps[list[bytes]]], Future[list[bytes]]]
+"""Takes the steps of a request in another thread."""
 
 
 class ShardRanges:
@@ -197,6 +203,63 @@ def _read_all(stream: ResumingStream, count: int) -> Steps[bytes]:
         pieces.append(piece.getvalue() if filled == size else piece.getvalue()[:filled])  # not copied if it is full
         count = count - filled if filled == size else 0
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+class PlannedRanges:
+    """The ranges of a plan, each of which is read when it is due, or requested before.
+
+    Ranges that are close together are read by one request, and held until the last of them or the next group is due.
+
+    Args:
+        ranges: reads the shard.
+        plan: the ranges and requests.
+        submit: takes the steps of a request in another thread; None to read when a range is due.
+        is_ascending: whether the samples are in the order of the shard.
+    """
+
+    def __init__(self, ranges: ShardRanges, plan: ReadPlan, submit: Submit | None, *, is_ascending: bool) -> None:
+        self._ranges, self._plan, self._submit, self._is_ascending = ranges, plan, submit, is_ascending
+        self._requests: dict[int, Future[list[bytes]]] = {}
+        self._held: dict[int, bytes] = {}  # by the number of the range
+        self._group = -1
+
+    def request(self, group: int) -> None:
+        """Begin to read the ranges of a group, if other threads do that."""
+        if self._submit is not None:
+            groups = self._plan.groups
+            for request in range(bisect_left(groups, group), bisect_right(groups, group)):
+                self._requests[request] = self._submit(self._take(request))
+
+    def read(self, number: int) -> bytes:
+        """Return the data of a range.
+
+        Raises:
+            ShardError: it cannot be read.
+        """
+        if data := self._held.get(number):
+            return data
+        plan, held = self._plan, self._held
+        if self._submit is None and not plan.is_held[number]:
+            return self._ranges.read(plan.starts[number], plan.stops[number])
+        request = plan.requests[number]
+        if self._is_ascending or plan.groups[request] != self._group:
+            self._group = plan.groups[request]
+            held.clear()
+        task = self._requests.pop(request, None)
+        held.update(enumerate(run_steps(self._take(request)) if task is None else task.result(), plan.firsts[request]))
+        return held[number]
+
+    def _take(self, request: int) -> Steps[list[bytes]]:
+        """Read the ranges of a request at once."""
+        plan = self._plan
+        first, end = plan.firsts[request : request + 2]
+        start = plan.starts[first]
+        data = yield from self._ranges.read_steps(start, plan.stops[end - 1])
+        if end - first == 1:
+            return [data]
+        view = memoryview(data)
+        spans = zip(plan.starts[first:end], plan.stops[first:end], strict=True)
+        return [bytes(view[begin - start : stop - start]) for begin, stop in spans]
 
 
 def has_random_access(url: str, *, storage_options: Mapping[str, Any] | None = None) -> bool:

@@ -1,4 +1,4 @@
-"""Read plan: the ranges of a shard that contain some fields with their headers, and the requests for them."""
+"""Read plan: which bytes of a shard are read for some samples, and which samples are read together."""
 
 from __future__ import annotations
 
@@ -10,8 +10,34 @@ import numpy.typing as npt
 
 from wds_datapipes.index.format.shard_index import ShardIndex
 from wds_datapipes.index.order.permutation import Numbers
+from wds_datapipes.tar.buffer import READ_AHEAD_BYTES
 from wds_datapipes.tar.headers import BLOCK
 
+
+class ReadLimit(NamedTuple):
+    """What a request of a plan may have.
+
+    Attributes:
+        max_bytes: the maximum size of a request before its last field, in bytes.
+        max_gap: the maximum number of bytes between two ranges of a request.
+        alone_from: fields of at least this size in bytes are read alone and without headers, which saves a copy.
+    """
+
+    max_bytes: int
+    max_gap: int
+    alone_from: int | None = None
+
+
+#: From this size on, a field of a local shard is read alone, in bytes.
+LONG_BYTES = 32 << 10
+#: How local shards are read.
+LOCAL = ReadLimit(max_bytes=4 * READ_AHEAD_BYTES, max_gap=READ_AHEAD_BYTES // 4, alone_from=LONG_BYTES)
+#: How remote shards are read: reading the maximum gap takes about as long as a request.
+MAX_REQUEST_GAP_BYTES = 128 << 10
+REMOTE = ReadLimit(max_bytes=2 << 20, max_gap=MAX_REQUEST_GAP_BYTES)
+#: By how much ``read_ahead`` is divided for a group, whose samples are read together. Smaller groups suffice for
+#: samples in the order of their shards, whose neighbors are in the same group anyway.
+GROUPS, ASCENDING_GROUPS = 2, 4
 #: The maximum number of bytes of headers that are read with a field.
 MAX_HEADER_BYTES = 8 << 10
 #: The maximum gap between two ranges of a request, as a number of average samples.
@@ -34,7 +60,7 @@ class ReadPlan(NamedTuple):
         stops: the offset of its end.
         requests: the number of the request that reads each range.
         firsts: the first range of each request, and the number of ranges.
-        parts: the part whose samples each request reads.
+        groups: the group whose samples each request reads.
         is_held: whether the request of each range reads other ranges, or more fields than those of one sample.
     """
 
@@ -50,7 +76,7 @@ class ReadPlan(NamedTuple):
     stops: list[int]
     requests: list[int]
     firsts: list[int]
-    parts: list[int]
+    groups: list[int]
     is_held: list[bool]
 
 
@@ -59,10 +85,8 @@ def plan_reading(
     numbers: Numbers,
     fields: Collection[str] | None = None,
     *,
-    parts: Numbers,
-    max_bytes: int,
-    max_gap: int,
-    alone_from: int | None = None,
+    groups: Numbers,
+    limit: ReadLimit = LOCAL,
 ) -> ReadPlan:
     """Return how to read samples of a shard, in any order.
 
@@ -72,16 +96,14 @@ def plan_reading(
         index: the index of the shard.
         numbers: the numbers of the samples.
         fields: the fields to read; by default all.
-        parts: the part of each sample, in ascending order; a request reads samples of one part.
-        max_bytes: the maximum size of a request before its last field, in bytes.
-        max_gap: the maximum number of bytes between two ranges of a request.
-        alone_from: fields of at least this size in bytes are read alone and without headers, which saves a copy.
+        groups: the group of each sample, in ascending order; a request reads samples of one group.
+        limit: what a request may have.
 
     Examples:
         >>> from wds_datapipes.index.format.builder import build_index
         >>> from wds_datapipes.testing import build_shard
         >>> index = build_index(build_shard("a.tar", [{"__key__": "x", "txt": "one"}, {"__key__": "y", "txt": "two"}]))
-        >>> plan = plan_reading(index, np.array([0, 1]), parts=np.array([0, 0]), max_bytes=65536, max_gap=8192)
+        >>> plan = plan_reading(index, np.array([0, 1]), groups=np.array([0, 0]))
         >>> plan.starts, plan.stops, plan.ranges, plan.begins, plan.ends
         ([0], [1539], [0, 0], [512, 1536], [515, 1539])
     """
@@ -89,21 +111,21 @@ def plan_reading(
     members, counts = _members(index, numbers, fields)
     offsets, sizes = columns["member_offsets"][members], columns["member_sizes"][members]
     heads = np.full(len(members), BLOCK) if index.has_plain_names else heads_of(index, members)
-    is_alone = np.zeros(len(members), bool) if alone_from is None else sizes >= alone_from
+    is_alone = np.zeros(len(members), bool) if limit.alone_from is None else sizes >= limit.alone_from
     spans = np.where(is_alone, 0, _rounded(sizes) + heads)
     sample_bytes = int(spans.sum()) // max(len(numbers), 1)
-    parts = np.repeat(parts, counts)
-    order = np.lexsort((offsets, parts))
+    groups = np.repeat(groups, counts)
+    order = np.lexsort((offsets, groups))
     lows, ends = (offsets - np.where(is_alone, 0, np.minimum(heads, MAX_HEADER_BYTES)))[order], (offsets + sizes)[order]
     is_range, is_request = _cuts(
         lows,
         ends,
         offsets[order],
-        parts[order],
+        groups[order],
         is_alone[order],
         sample_bytes,
-        max_bytes,
-        gap_of(sample_bytes, max_gap),
+        limit.max_bytes,
+        gap_of(sample_bytes, limit.max_gap),
     )
     found = np.cumsum(is_range) - 1
     ranges = np.empty_like(found)
@@ -126,7 +148,7 @@ def plan_reading(
         stops.tolist(),
         requests[is_range].tolist(),
         firsts,
-        parts[order][is_request].tolist(),
+        groups[order][is_request].tolist(),
         ((np.diff(firsts) > 1) | (np.bincount(requests) * len(numbers) > len(members)))[requests[is_range]].tolist(),
     )
 
@@ -185,7 +207,7 @@ def _cuts(
     lows: Numbers,
     ends: Numbers,
     offsets: Numbers,
-    parts: Numbers,
+    groups: Numbers,
     is_alone: npt.NDArray[np.bool_],
     sample_bytes: int,
     max_bytes: int,
@@ -194,14 +216,27 @@ def _cuts(
     """Return whether a range, and whether a request, begins with each of the fields, in ascending order."""
     is_request = np.ones(len(lows), bool)
     gaps = lows[1:] - ends[:-1]
-    is_next_part = parts[1:] != parts[:-1]
-    is_request[1:] = (gaps < 0) | (gaps > max_gap) | is_alone[1:] | is_alone[:-1] | is_next_part
+    is_next_group = groups[1:] != groups[:-1]
+    is_request[1:] = (gaps < 0) | (gaps > max_gap) | is_alone[1:] | is_alone[:-1] | is_next_group
     starts = lows[is_request]
     pieces = (lows - starts[np.cumsum(is_request) - 1]) // max_bytes
     is_request[1:] |= pieces[1:] != pieces[:-1]
-    is_other = (offsets[1:] != offsets[:-1]) | is_next_part  # a repeated field is in the same range
+    is_other = (offsets[1:] != offsets[:-1]) | is_next_group  # a repeated field is in the same range
     is_request[1:] &= is_other
     # A gap of up to about one sample is kept, not cut out.
     is_range = is_request.copy()
     is_range[1:] |= (gaps > max(sample_bytes, BLOCK)) & is_other
     return is_range, is_request
+
+
+def split_by_size(sizes: Numbers, most: int) -> list[int]:
+    """Return where groups of consecutive samples begin and end: each has up to ``most`` bytes, or a single sample.
+
+    >>> split_by_size(np.array([3, 3, 9, 1, 1]), 6)
+    [0, 2, 3, 5]
+    """
+    ends, stops = np.cumsum(sizes), [0]
+    while stops[-1] < len(ends):
+        before = int(ends[stops[-1] - 1]) if stops[-1] else 0
+        stops.append(max(int(np.searchsorted(ends, before + most, "right")), stops[-1] + 1))
+    return stops

@@ -11,13 +11,13 @@ import numpy.typing as npt
 
 from wds_datapipes.arguments import checks_calls
 from wds_datapipes.errors import plural
+from wds_datapipes.index.format.index_copies import DatasetIndexes
 from wds_datapipes.index.format.index_lookup import shard_sizes
 from wds_datapipes.index.format.manifest import Manifest
 from wds_datapipes.index.format.options import AccessOptions
 from wds_datapipes.index.format.shard_index import ShardIndex
+from wds_datapipes.index.order.join import NAMED, KeyTable
 from wds_datapipes.index.order.permutation import Numbers
-from wds_datapipes.index.read.dataset_reader import DatasetReader
-from wds_datapipes.index.read.join import NAMED, KeyTable
 from wds_datapipes.io.openers import redact
 from wds_datapipes.parallel.map_shards import Shards
 
@@ -133,5 +133,5 @@ def read_table(shards: Manifest | Shards, access: AccessOptions = AccessOptions(
     """
     sizes = shard_sizes(shards, access)
     urls = [url for url, _ in sizes]
-    with DatasetReader(urls, [size for _, size in sizes], access) as reader:
-        return SampleTable(urls, map(reader.index_of, range(len(urls))))
+    indexes = DatasetIndexes(urls, [size for _, size in sizes], access)
+    return SampleTable(urls, map(indexes.read, range(len(urls))))

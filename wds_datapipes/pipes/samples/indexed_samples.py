@@ -18,6 +18,7 @@ from wds_datapipes.index.format.manifest import Manifest
 from wds_datapipes.index.format.options import AccessOptions, EpochOptions, Join
 from wds_datapipes.index.order.batch_share import WHOLE_EPOCH, BatchShare, Remainder, RestOfEpoch, rest_of_epoch
 from wds_datapipes.index.order.exclusions import Exclusions
+from wds_datapipes.index.order.indexed_shards import IndexedShards
 from wds_datapipes.index.order.lanes import check_lanes
 from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.order.phase import Phase
@@ -25,10 +26,10 @@ from wds_datapipes.index.order.phase_records import check_amendment, phases_in, 
 from wds_datapipes.index.order.phases import PhasePlan
 from wds_datapipes.index.order.sample_order import LaneOrder, Order
 from wds_datapipes.index.order.select import Select
+from wds_datapipes.index.order.substitutes import Substitutes
 from wds_datapipes.index.order.weight_schedule import Weights, check_schedule
-from wds_datapipes.index.read.dataset_reader import DatasetReader
-from wds_datapipes.index.read.epoch_samples import EpochSamples
-from wds_datapipes.index.read.indexed_shards import IndexedShards
+from wds_datapipes.index.read.dataset_reader import DatasetReader, ProcessReaders
+from wds_datapipes.index.read.epoch import read_epoch
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.pipes.groups import Groups
 from wds_datapipes.pipes.instance import instance_in
@@ -193,7 +194,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
                 fields=fields,
                 access=access,
             )
-        self.exclusions = self._shards.exclusions
+        self.exclusions, self._readers = self._shards.exclusions, ProcessReaders(self._shards)
         parts = self._shards.parts
         self.weights = None if weights is None else check_schedule(weights, list(parts), global_batch_size)
         counts = {name: int(self._shards.sizes[part].sum()) for name, part in parts.items()}
@@ -243,6 +244,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
     def exclude(self, exclusions: Exclusions) -> None:
         """Exclude other samples from the next iteration on."""
         self.exclusions, self._shards = exclusions, self._shards.excluding(exclusions)
+        self._readers.shards = self._shards
 
     def map_style(self) -> IndexedDataset:
         """Return a map-style dataset of all samples, in the order of the shards, for torch's samplers."""
@@ -250,7 +252,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
 
     def __getitem__(self, number: int) -> Sample:
         """Return a sample by its number in the order of the shards."""
-        return self._shards.samples([number])[0]
+        return self._readers.read([number])[0]
 
     def __len__(self) -> int:
         """Return the number of samples of an epoch in this process."""
@@ -270,12 +272,14 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         returning = {each.identity: holder for each, holder in again.items()}
         returning |= again.of_others(SamplePosition(0, each, each + 1) for each in self._rest.held)
         policy = ErrorPolicy(self.counted_errors, "IndexedSamples")
-        substitutes = self.remainder != "keep"
-        marks = self.remainder == "pad" or (substitutes and (bool(self.exclusions) or not policy.always_raises))
-        with self._shards.open(self.counters) as readers:
-            chunks = chain([first], self._positions(readers, self._share(self._rest), self._done))
-            samples = EpochSamples(self._shards, readers, order, substitutes=substitutes)
-            for sample, self._position, is_substitute in samples.read(chunks, policy):
+        replaces = self.remainder != "keep"
+        marks = self.remainder == "pad" or (replaces and (bool(self.exclusions) or not policy.always_raises))
+        with self._readers.open(self.counters) as reader:
+            chunks = chain([first], self._positions(reader, self._share(self._rest), self._done))
+            substitutes = Substitutes(self._shards, order, reader.start, are_read=replaces)
+            for sample, self._position, is_substitute in read_epoch(
+                reader, chunks, substitutes, policy, replaces_errors=replaces
+            ):
                 if sample is not None and marks:
                     sample[PADDING_MARK] = is_substitute or self._position >= len(order)
                 if returning:
@@ -294,12 +298,12 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
                 if sample is not None:
                     yield sample
             if is_first:
-                samples.warn_of_unknown_keys()
+                substitutes.warn_of_unknown_keys()
         if policy.has_ended:
             policy.count_unread(self._share(self._rest), self._done + 1)
         policy.finish()
 
-    def _positions(self, readers: Sequence[DatasetReader], share: BatchShare, done: int) -> Iterator[Numbers]:
+    def _positions(self, reader: DatasetReader, share: BatchShare, done: int) -> Iterator[Numbers]:
         """Yield the positions that are still to be read; before they end, open the first shards of the next epoch.
 
         This happens when the last window of each lane is half read, because other processes may still open its first
@@ -310,9 +314,9 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         for chunk in share.positions(done):
             yield chunk
             left -= len(chunk)
-            if readers[0].cache is not None and seed is not None and left <= len(share) * min(part, 1) / 2:
+            if reader.has_copies and seed is not None and left <= len(share) * min(part, 1) / 2:
                 first = next(self._share().positions())
-                self._shards.open_ahead(readers, self.order_of_epoch(following=True).find(first))
+                self._readers.open_ahead(reader, self.order_of_epoch(following=True).find(first), self.counters)
                 seed = None
 
     def _warn_of_costs(self) -> None:

@@ -17,9 +17,7 @@ from wds_datapipes.index.order.batch_share import BatchShare, Remainder
 from wds_datapipes.index.order.lanes import Lanes, check_lanes
 from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.order.sample_order import EpochOrder, LaneOrder, Order
-from wds_datapipes.index.read.dataset_reader import PARTS
-from wds_datapipes.index.read.plan import gap_of
-from wds_datapipes.index.read.sample_reader import MAX_REQUEST_GAP_BYTES
+from wds_datapipes.index.read.plan import GROUPS, MAX_REQUEST_GAP_BYTES, gap_of
 from wds_datapipes.seeds import derived_seed
 from wds_datapipes.shard_cache.eviction import STALE_PASSES
 from wds_datapipes.types import Instance
@@ -236,7 +234,7 @@ class _Planner:
     def reads(self, order: LaneOrder) -> tuple[float, float, float]:
         """Return the numbers of opened shards, of requests and of fetched bytes, each per sample of a worker."""
         done = opens = ranges = between = 0
-        ahead = max(int(self.shape.read_ahead // PARTS / self.sample_bytes), 1)
+        ahead = max(int(self.shape.read_ahead // GROUPS / self.sample_bytes), 1)
         gap = 1 + gap_of(self.sample_bytes, MAX_REQUEST_GAP_BYTES) / self.sample_bytes
         workers = [
             (rank, worker) for worker in range(self.shape.num_workers) for rank in range(self.shape.ranks_per_host)
@@ -301,7 +299,7 @@ class _Planner:
 
 
 class PlannedCache:
-    """The copies on a host that `CacheFolder` keeps for the `DatasetReader` of each worker.
+    """The copies on a host that `CacheFolder` keeps for the `OpenShards` of each worker.
 
     A worker pins the copies of the shards that it is reading and of those that it has just read. Of the other copies,
     those not used in the last passes are evicted first, then those used in this pass, as `Passes` describes; in each

@@ -27,8 +27,8 @@ from wds_datapipes.index.format.index_file import index_url, read_index
 from wds_datapipes.index.format.options import AccessOptions, IndexOptions
 from wds_datapipes.index.format.origin import origin_of
 from wds_datapipes.index.format.shard_index import ShardIndex
-from wds_datapipes.index.read.dataset_reader import DatasetReader
 from wds_datapipes.index.read.fetch import has_random_access
+from wds_datapipes.index.read.sample_reader import SampleReader
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.remote.remote_file import file_facts
 from wds_datapipes.on_error.policy import raise_error
@@ -210,25 +210,14 @@ class SampleEntries:
         shards = np.searchsorted(ends, order, "right") - 1
         numbers, cuts = order - ends[shards], range(CHUNK, len(order), CHUNK)
         chunks = zip(np.split(shards, cuts), np.split(numbers, cuts), strict=True)
-        with _IndexedShards(self._shards, self._options, fields) as reader:
+        access = AccessOptions(storage_options=self._options.storage_options, limits=self._options.limits)
+        urls, indexes = [each.url for each in self._shards], [each.index for each in self._shards]
+        with SampleReader(urls, indexes.__getitem__, access, fields=fields) as reader:
             for row, sample in enumerate(reader.stream(chunks)):
                 if not isinstance(sample, dict):
                     raise sample or LookupError(f"there is no sample {order[row]}")
                 entry = None if fields is None else self._shards[shards[row]].index[int(numbers[row])]
                 yield self._order[row], sample if entry is None else {**dict.fromkeys(entry.fields, b""), **sample}
-
-
-class _IndexedShards(DatasetReader):
-    """Reads samples of shards whose indexes are in memory."""
-
-    def __init__(self, shards: Sequence[ShardContents], options: ReadOptions, fields: Sequence[str] | None) -> None:
-        access = AccessOptions(storage_options=options.storage_options, limits=options.limits)
-        super().__init__([each.url for each in shards], [len(each.index) for each in shards], access, fields=fields)
-        self._contents = shards
-
-    def index_of(self, shard: int) -> ShardIndex:
-        """Return the index of a shard."""
-        return self._contents[shard].index
 
 
 def _index_shard(url: str, options: ReadOptions) -> ShardContents:

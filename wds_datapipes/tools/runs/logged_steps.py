@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from wds_datapipes.errors import StateError
+from wds_datapipes.index.order.indexed_shards import IndexedShards
 from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.order.phases import unknown_step_error
-from wds_datapipes.index.read.indexed_shards import IndexedShards
 from wds_datapipes.loading.checkpoint.received import LoggedBatches
 from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.inspection import call_of
@@ -72,12 +72,11 @@ class LoggedSteps:
                     found.append((rank, worker, urls[position >> OFFSET_BITS], position % (1 << OFFSET_BITS)))
         dataset = IndexedSamples([*dict.fromkeys(url for _, _, url, _ in found)]).dataset
         rows = np.array([[rank, worker, dataset.urls.index(url), at, 0] for rank, worker, url, at in found], np.int64)
-        with dataset.open_reader() as reader:
-            for shard in np.unique(rows[:, 2]).tolist():
-                own, begins = rows[:, 2] == shard, reader.index_of(shard).columns["sample_offsets"][:-1]
-                if not np.isin(rows[own, 3], begins).all():
-                    raise StateError(f"{dataset.urls[shard]} was replaced: it lacks samples that are in the log")
-                rows[own, 3] = np.searchsorted(begins, rows[own, 3])
+        for shard in np.unique(rows[:, 2]).tolist():
+            own, begins = rows[:, 2] == shard, dataset.read_index(shard).columns["sample_offsets"][:-1]
+            if not np.isin(rows[own, 3], begins).all():
+                raise StateError(f"{dataset.urls[shard]} was replaced: it lacks samples that are in the log")
+            rows[own, 3] = np.searchsorted(begins, rows[own, 3])
         return dataset, epoch, rows
 
     def _epochs(self, step: int) -> Iterator[tuple[int, Numbers, list[list[Path]], Numbers]]:

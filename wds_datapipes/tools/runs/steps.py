@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from wds_datapipes.arguments import check_integer, checks_calls
-from wds_datapipes.counters import Counters
 from wds_datapipes.errors import StateError
 from wds_datapipes.index.order.batch_share import WHOLE_EPOCH, RestOfEpoch
+from wds_datapipes.index.order.indexed_shards import IndexedShards
 from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.order.phases import PhasePlan
 from wds_datapipes.index.order.sample_order import LaneOrder
-from wds_datapipes.index.read.epoch_samples import EpochSamples
-from wds_datapipes.index.read.indexed_shards import IndexedShards
+from wds_datapipes.index.order.substitutes import Substitutes
+from wds_datapipes.index.read.dataset_reader import DatasetReader
 from wds_datapipes.loading.checkpoint.amendment import adopt
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState, checkpoints_in
 from wds_datapipes.loading.checkpoint.resharding import place_of
@@ -130,8 +130,8 @@ class RunSteps:
         """Return the shards at a step, its epoch, and a row of numbers for each sample, as `LoggedSteps.rows` does."""
         (epoch, batch, _, _), (dataset, order, parts) = self._locate(step), self._batch(step)
         positions = np.concatenate(parts)
-        with dataset.open_reader() as reader:
-            samples = EpochSamples(dataset, [reader], order, substitutes=self._source.remainder != "keep")
+        with DatasetReader(dataset) as reader:
+            samples = Substitutes(dataset, order, reader.start, are_read=self._source.remainder != "keep")
             chunks = [chunk for _, chunk in samples.locate(positions)]
         for error in samples.errors.values():
             raise error
@@ -148,8 +148,8 @@ class RunSteps:
             ShardError: a sample cannot be read.
         """
         dataset, _, rows = self._rows(step)
-        with dataset.open(Counters()) as readers:
-            for item in dataset.stream(readers, [(rows[:, 2], rows[:, 3])]):
+        with DatasetReader(dataset) as reader:
+            for item in reader.stream([(rows[:, 2], rows[:, 3])]):
                 if isinstance(item, Exception):
                     raise item
                 if item is not None:

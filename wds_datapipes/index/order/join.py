@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
-from wds_datapipes.errors import DuplicateKeyError
+from wds_datapipes.errors import DuplicateKeyError, MisalignedShardsError, plural
 from wds_datapipes.index.format.shard_index import ShardIndex
 from wds_datapipes.index.order.permutation import Numbers
+from wds_datapipes.index.order.sample_order import Chunk
 from wds_datapipes.io.openers import redact
+
+if TYPE_CHECKING:
+    from wds_datapipes.index.order.indexed_shards import IndexedShards
 
 #: The number of keys that a message names.
 NAMED = 3
@@ -86,3 +91,58 @@ class KeyTable:
 
     def _all(self) -> Iterator[bytes]:
         return (self._text[begin:end] for begin, end in pairwise(self._bounds.tolist()))
+
+
+class JoinedShards:
+    """A dataset whose samples are joined with those of another one that have the same keys.
+
+    Args:
+        shards: the shards of the other dataset.
+        joined: those of this dataset.
+
+    Attributes:
+        other: the shards of this dataset.
+
+    Raises:
+        DuplicateKeyError: this dataset has two samples with the same key.
+    """
+
+    def __init__(self, shards: IndexedShards, joined: IndexedShards) -> None:
+        self.other, self._starts = joined, shards.all_starts
+        table = KeyTable(joined.urls, map(joined.read_index, range(len(joined.urls))))
+        keys = (shards.read_index(shard).keys for shard in range(len(shards.urls)))
+        #: The numbers of the samples of this dataset with the keys of all samples of the other one, or -1.
+        self._numbers: Numbers = np.concatenate([np.empty(0, np.int64), *map(table.find, keys)])
+
+    @property
+    def are_found(self) -> npt.NDArray[np.bool_]:
+        """A mask of the samples that have a counterpart."""
+        return self._numbers >= 0
+
+    def find(self, chunk: Chunk) -> Chunk:
+        """Return the shards and numbers of the counterparts of some samples; shard -1 means none."""
+        shards, numbers = chunk
+        wanted = np.where(shards < 0, -1, self._numbers[np.where(shards < 0, 0, self._starts[shards] + numbers)])
+        found = np.searchsorted(self.other.all_starts, wanted, "right") - 1
+        return np.where(wanted < 0, -1, found), wanted - self.other.all_starts[found]
+
+    def check_complete(self, chunk: Chunk, read_index: Callable[[int], ShardIndex]) -> None:
+        """Check that some samples have counterparts.
+
+        Args:
+            chunk: the shards and numbers of the samples.
+            read_index: returns the index of such a shard.
+
+        Raises:
+            MisalignedShardsError: one has none.
+        """
+        shards, numbers = chunk
+        is_absent = self._numbers[self._starts[shards] + numbers] < 0
+        if count := int(is_absent.sum()):
+            some = zip(shards[is_absent][:NAMED].tolist(), numbers[is_absent][:NAMED].tolist(), strict=True)
+            named = ", ".join(repr(read_index(shard)[number].key) for shard, number in some)
+            raise MisalignedShardsError(
+                f"There is no counterpart of {plural(count, 'sample')} in {plural(len(self.other.urls), 'shard')} from "
+                f"{redact(self.other.urls[0])}: {named}{', ...' if count > NAMED else ''}. Pass Join(shards, "
+                'missing="skip") to leave out such samples, or missing="keep" to read them without those fields'
+            )
