@@ -77,10 +77,10 @@ def main() -> None:
     sys.path.pop(0)  # the folder of this script
     for name in (*IMPORTED, *sys.argv[2:]):
         importlib.import_module(name)
-    from wds_datapipes.tools.cli.program import COMMANDS, load_command
+    from wds_datapipes.tools.cli.app import COMMANDS, find_command
 
     for name in COMMANDS:
-        load_command(name)
+        find_command(name)
     gc.freeze()  # otherwise each process would collect all imported modules at exit
     asked = serve(sys.argv[1])
     if asked is None:

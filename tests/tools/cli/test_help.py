@@ -4,57 +4,57 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 
 import wds_datapipes
 from wds_datapipes.hints import END_MARKER, IGNORE_ZEROS, LAST_DOT, LIMITS, REKEY, REMOVE_OLD, WRITE_NO_RULE, Message
-from wds_datapipes.tools.cli import COMMANDS
-from wds_datapipes.tools.cli import program as cli_program
+from wds_datapipes.tools.cli import app, messages
+from wds_datapipes.tools.cli.app import COMMANDS
 
 #: The options and arguments of each command.
-ALL = {name: cli_program.build_parser(name)[1] for name in COMMANDS}
+ALL = {name: list(app.arguments_of(app.find_command(name))) for name in COMMANDS}
 #: An option in a text.
 OPTION = re.compile(r"--[a-z][a-z-]+")
 
 
 def test_every_command_is_listed_and_every_option_described(program: Any) -> None:
-    listed = re.findall(r"^  ([a-z ]+[a-z])  +\S", program("--help").out, flags=re.MULTILINE)
-    assert listed == list(COMMANDS)
-    assert [(name, each.dest) for name, actions in ALL.items() for each in actions if not each.help] == []
-    assert program("create", "--help").lines[-5].startswith("  create images  ")
+    pages = {group: program(*group.split(), "--help").out for group in ("", "create", "cache")}
+    listed = {group: re.findall(r"^  ([a-z]+)  +\S", page, flags=re.MULTILINE) for group, page in pages.items()}
+    assert listed[""] == [*dict.fromkeys(name.split()[0] for name in COMMANDS)]
+    assert listed["create"] == ["images", "imagenet", "recipe"]
+    assert listed["cache"] == ["ls", "warm", "clear"]
+    assert program().out == pages[""]
+    assert [(name, each.name) for name, found in ALL.items() for each in found if not each.parameter.help] == []
     for name in COMMANDS:
         done = program(*name.split(), "-h")
         assert (done.code, done.err) == (0, "")
-        assert done.lines[0].startswith(f"usage: wds-datapipes {name} [OPTIONS]")
-        hints = get_type_hints(cli_program.load_command(name))
-        names = {each.name for kind in hints.values() if is_dataclass(kind) for each in fields(kind)}
-        names |= {parameter for parameter, kind in hints.items() if not is_dataclass(kind)}
-        assert names - {"return"} == {each.dest for each in ALL[name]}
+        assert re.match(rf"usage: wds-datapipes {name} (--[a-z-]+ [A-Z]+ )*\[OPTIONS\]", done.lines[0]), done.lines[0]
+        described = re.findall(r"^  (?:(--[a-z-]+)|([A-Z]+) )", done.out, flags=re.MULTILINE)
+        assert {option or argument for option, argument in described} == {each.name for each in ALL[name]}
 
 
 def test_a_short_option_has_one_meaning() -> None:
     meanings: dict[str, set[str]] = {}
-    for each in (each for actions in ALL.values() for each in actions):
-        for short in (name for name in each.option_strings if name[1] != "-"):
-            meanings.setdefault(short, set()).add(each.dest)
+    for each in (each for found in ALL.values() for each in found):
+        for short in (name for name in each.names if re.fullmatch("-[a-z]", name)):
+            meanings.setdefault(short, set()).add(each.name)
     assert {short: names for short, names in meanings.items() if len(names) > 1} == {}
     assert {"-f", "-o", "-n"} <= set(meanings)
 
 
 def test_commands_that_read_stores_have_all_options_for_them() -> None:
-    counts = [len({"storage_options", "timeout", "retries"} & {each.dest for each in ALL[name]}) for name in COMMANDS]
+    counts = [len({"--storage-options", "--timeout", "--retries"} & options_of(name)) for name in COMMANDS]
     assert set(counts) == {0, 3}
     assert counts.count(3) > 12
 
 
 def test_commands_that_read_the_data_of_shards_have_limits() -> None:
-    names = [name for name in COMMANDS if "shards" in {each.dest for each in ALL[name]} and name != "cache warm"]
+    names = [name for name in COMMANDS if reads_shards(name) and name != "cache warm"]
     assert len(names) == 11
-    assert all("limit" in {each.dest for each in ALL[name]} for name in names)
+    assert all("--limit" in options_of(name) for name in names)
 
 
 def test_the_version_is_that_of_the_package(program: Any) -> None:
@@ -81,7 +81,11 @@ PAGES = [
 
 
 def options_of(name: str) -> set[str]:
-    return {option for each in ALL[name] for option in each.option_strings} | {"-h", "--help"}
+    return app.options_of(app.find_command(name)) | {"-h", "--help"}
+
+
+def reads_shards(name: str) -> bool:
+    return any(each.name == "SHARDS" for each in ALL[name])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -110,7 +114,7 @@ def test_every_command_has_a_row_and_a_section_that_names_its_own_options() -> N
 
 
 def test_options_that_the_reference_calls_common_are() -> None:
-    reading = {name for name in COMMANDS if "shards" in {each.dest for each in ALL[name]}} - {"cache warm"}
+    reading = {name for name in COMMANDS if reads_shards(name)} - {"cache warm"}
     for option in ("--key-rule", "--end-marker", "--limit", "--storage-options", "--json"):
         assert [name for name in sorted(reading) if option not in options_of(name)] == [], option
     assert [name for name in COMMANDS if "--json" not in options_of(name)] == ["demo"]
@@ -118,15 +122,19 @@ def test_options_that_the_reference_calls_common_are() -> None:
     assert [name for name in sorted(with_workers) if "--num-workers" not in options_of(name)] == []
 
 
-MODULES = sorted(Path(str(cli_program.__file__)).parent.glob("[a-z]*.py"))
+MODULES = sorted(Path(str(app.__file__)).parent.rglob("[a-z]*.py"))
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
 def test_texts_of_a_command_name_its_options(path: Path) -> None:
     nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
     texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-    known = {name for actions in ALL.values() for each in actions for name in each.option_strings}
-    assert {option for text in texts for option in OPTION.findall(text)} <= known | {"--help", "--version", "--from"}
+    known = set().union(*map(options_of, COMMANDS))
+    assert {option for text in texts for option in OPTION.findall(text)} <= known | {
+        "--help",
+        "--version",
+        "--install-completion",
+    }
 
 
 @pytest.mark.parametrize(
@@ -145,5 +153,5 @@ def test_texts_of_a_command_name_its_options(path: Path) -> None:
 )
 def test_advice_to_pass_an_argument_names_the_option(message: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     available = frozenset({"--end-marker", "--remove-old", "--key-rule", "--limit", "--rekey"})
-    monkeypatch.setattr(cli_program, "_available", available)
-    assert cli_program.on_one_line(message) == line
+    monkeypatch.setattr(messages, "available_options", available)
+    assert messages.on_one_line(message) == line

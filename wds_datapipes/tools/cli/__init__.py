@@ -1,9 +1,22 @@
-"""The command line ``wds-datapipes``: each command is a function whose docstring is its help.
+"""The command line ``wds-datapipes``: a function for each command, whose docstring describes its options.
 
-To add a command, write a function as `docstring_options` describes and add it to `COMMANDS`. Importing the package
-imports torch, so every command takes at least as long to start as torch.
+To add a command, write a function in a module of its name and add the name to `COMMANDS` in `app`. Importing the
+package imports torch, so every command takes at least as long to start as torch.
 """
 
-from wds_datapipes.tools.cli.program import COMMANDS, main
+import sys
 
-__all__ = ["COMMANDS", "main"]
+from wds_datapipes.errors import MissingDependencyError
+from wds_datapipes.extras import require
+
+
+def main() -> None:
+    """Run the command named by the arguments and exit with its code."""
+    try:
+        require("cyclopts", extra="cli", purpose="run commands")
+    except MissingDependencyError as error:
+        print(f"Error: {error}", file=sys.stderr)  # noqa: T201  of the program
+        sys.exit(2)
+    from wds_datapipes.tools.cli.program import main as run
+
+    run()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 from wds_datapipes.codecs.images import IMAGE_SPECS
 from wds_datapipes.errors import plural
@@ -11,36 +11,36 @@ from wds_datapipes.hints import Message
 from wds_datapipes.parallel.progress import human_bytes
 from wds_datapipes.system import processor_count
 from wds_datapipes.tools.bench.measure import BenchmarkOptions, ShardBenchmark, measure_shards
-from wds_datapipes.tools.cli.docstring_options import Positive
+from wds_datapipes.tools.cli.messages import FAULT_FOUND, WrongUse, printable
+from wds_datapipes.tools.cli.options.read import READ, ReadArguments, Shards
+from wds_datapipes.tools.cli.options.values import Positive, load_function, metavar
 from wds_datapipes.tools.cli.printing import print_error, print_json, print_table
-from wds_datapipes.tools.cli.program import FAULT_FOUND, WrongUse, printable
-from wds_datapipes.tools.cli.shared_options import ReadArguments, load_function
 
 
 def bench(
-    shards: list[str],
-    options: ReadArguments,
-    num_workers: str = "",
-    decode: str = "torchrgb8",
-    crop: Positive | None = None,
-    pipeline: str | None = None,
+    *shards: Shards,
+    num_workers: Annotated[str, metavar("LIST")] = "",
+    decode: Annotated[str, metavar("SPEC")] = "torchrgb8",
+    crop: Annotated[Positive | None, metavar("PIXELS")] = None,
+    pipeline: Annotated[str | None, metavar("MODULE:FUNCTION")] = None,
     batch_size: Positive = 64,
-    step_time: float | None = None,
-    seconds: float = 5.0,
+    step_time: Annotated[float | None, metavar("SECONDS")] = None,
+    seconds: Annotated[float, metavar("SECONDS")] = 5.0,
+    options: ReadArguments = READ,
 ) -> None:
     """Measure how fast shards are read, decoded and delivered.
 
     Prints the time of each stage in one process and the rate for each number of workers. With --pipeline, measures
     the pipeline of your training, whose items are batches of --batch-size samples.
 
-    Options:
-        --num-workers LIST: The numbers of workers to measure, such as 0,2,4; by default, up to one per CPU.
-        --decode SPEC: How to decode images, such as rgb8 or pil; none does not decode them.
-        --crop PIXELS: Take random resized crops of this size.
-        --pipeline MODULE:FUNCTION: Measure the pipeline that this function returns for a list of shards.
-        --batch-size NUMBER: The number of samples in a batch.
-        --step-time SECONDS: The duration of a training step, to compare with.
-        --seconds SECONDS: The duration of each measurement.
+    Args:
+        num_workers: The numbers of workers to measure, such as 0,2,4; by default, up to one per CPU.
+        decode: How to decode images, such as rgb8 or pil; none does not decode them.
+        crop: Take random resized crops of this size.
+        pipeline: Measure the pipeline that this function returns for a list of shards.
+        batch_size: The number of samples in a batch.
+        step_time: The duration of a training step, to compare with.
+        seconds: The duration of each measurement.
     """
     if not 0 < seconds < float("inf") or (step_time is not None and not 0 < step_time < float("inf")):
         raise WrongUse("--seconds and --step-time must be positive numbers of seconds")

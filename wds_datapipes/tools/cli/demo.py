@@ -7,9 +7,10 @@ import subprocess
 import sys
 from itertools import product
 from pathlib import Path
+from typing import Annotated
 
 from wds_datapipes.extras import DATALOADER2, require
-from wds_datapipes.tools.cli.shared_options import wrong_use
+from wds_datapipes.tools.cli.options.values import metavar, wrong_use
 from wds_datapipes.types import Sample
 from wds_datapipes.writing.shard_file import TarWriter
 
@@ -20,15 +21,15 @@ SIZE, STEP = 64, 12
 SCRIPT = Path(__file__).with_name("demo_script.txt").read_text(encoding="utf-8")
 
 
-def demo(output_dir: Path = Path("wds-datapipes-demo")) -> None:
+def demo(*, output_dir: Annotated[Path, metavar("DIR")] = Path("wds-datapipes-demo")) -> None:
     """Train a small network from tar shards within half a minute.
 
     Writes 2,728 patches of the two photographs in scikit-learn (nothing is downloaded) to shards, and a script that
     trains on random crops of them with DataLoader2 and two worker processes. Then runs the script, which you can
     modify.
 
-    Options:
-        --output-dir DIR: The folder for the shards and the script.
+    Args:
+        output_dir: The folder for the shards and the script.
     """
     require("torchdata.dataloader2", release=DATALOADER2, purpose="train with DataLoader2")
     with wrong_use("--output-dir: ", OSError):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from cyclopts import Group
 
 from wds_datapipes.errors import plural
 from wds_datapipes.index.format.dataset_builder import build_indexes
@@ -12,46 +14,46 @@ from wds_datapipes.index.format.options import IndexOptions
 from wds_datapipes.index.format.user_columns import ComputeColumns
 from wds_datapipes.io.openers import redact
 from wds_datapipes.parallel.map_shards import collect_shards
-from wds_datapipes.tools.cli.docstring_options import Natural
+from wds_datapipes.tools.cli.messages import WrongUse, printable
+from wds_datapipes.tools.cli.options.read import READ, ReadArguments, Shards, Workers
+from wds_datapipes.tools.cli.options.values import FileOrUrl, load_function, metavar, parse_pairs, wrong_use
 from wds_datapipes.tools.cli.printing import print_json
-from wds_datapipes.tools.cli.program import WrongUse, printable
-from wds_datapipes.tools.cli.shared_options import ReadArguments, load_function, parse_pairs, wrong_use
 from wds_datapipes.tools.interop.dali_index import dali_index_url, write_dali_index
 from wds_datapipes.tools.interop.wids_index import write_wids_index
 
+COLUMNS = Group("Columns", sort_key=6)
+
 
 def index(
-    shards: list[str],
-    options: ReadArguments,
+    *shards: Shards,
     to: Literal["wds", "dali", "wids"] = "wds",
-    output: str | None = None,
-    manifest: str | None = None,
+    output: Annotated[FileOrUrl | None, metavar("FILE", alias="-o")] = None,
+    manifest: Annotated[FileOrUrl | None, metavar("FILE")] = None,
     append: bool = False,
-    index_dir: str | None = None,
+    index_dir: Annotated[FileOrUrl | None, metavar("DIR")] = None,
     rebuild: bool = False,
     digest: bool = False,
-    columns: list[str] | None = None,
-    field: list[str] | None = None,
-    num_workers: Natural | None = None,
+    columns: Annotated[list[str] | None, metavar("NAME=PLACE", group=COLUMNS)] = None,
+    field: Annotated[list[str] | None, metavar("FIELD", group=COLUMNS)] = None,
+    num_workers: Workers = None,
+    options: ReadArguments = READ,
 ) -> None:
     """Write an index next to each shard that lacks a valid one.
 
     With --to dali, write DALI's indexes instead (shard.idx) and replace existing ones. With --to wids, also write one
     JSON file. The command stops at the first faulty shard and keeps the indexes written before.
 
-    Options:
-        --to: The program that reads the indexes; wds means this one.
-        --output, -o FILE: The JSON file for wids.
-        --manifest FILE: Also write a manifest of all shards.
-        --append: Add new shards to the end of an existing manifest, so that a run can resume with them.
-        --index-dir DIR: The folder for indexes, if not next to their shards.
-        --rebuild: Rebuild valid indexes too.
-        --digest: Include the SHA-256 of each shard, for which all of it is read.
-
-    Columns:
-        --columns NAME=PLACE: Store a value of each sample as a column of the index, such as label=cls or
+    Args:
+        to: The program that reads the indexes; wds means this one.
+        output: The JSON file for wids.
+        manifest: Also write a manifest of all shards.
+        append: Add new shards to the end of an existing manifest, so that a run can resume with them.
+        index_dir: The folder for indexes, if not next to their shards.
+        rebuild: Rebuild valid indexes too.
+        digest: Include the SHA-256 of each shard, for which all of it is read.
+        columns: Store a value of each sample as a column of the index, such as label=cls or
             width=json.size.0; may be repeated. Or MODULE:FUNCTION, from a sample to a mapping of such values.
-        --field FIELD: A field that this function needs, by default all; may be repeated.
+        field: A field that this function needs, by default all; may be repeated.
     """
     is_own = to != "dali"
     if (to == "wids") is (output is None):

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from wds_datapipes.index.format.shard_index import IndexedSample
 from wds_datapipes.io.openers import redact
-from wds_datapipes.tools.cli.docstring_options import Positive
+from wds_datapipes.tools.cli.messages import printable
+from wds_datapipes.tools.cli.options.read import READ, ReadArguments, Shards
+from wds_datapipes.tools.cli.options.values import Positive
 from wds_datapipes.tools.cli.printing import end_with_faults, print_error, print_json, print_nothing_found
-from wds_datapipes.tools.cli.program import printable
-from wds_datapipes.tools.cli.shared_options import ReadArguments
 from wds_datapipes.tools.prepare.read_options import ReadOptions
 from wds_datapipes.tools.prepare.shard_contents import ShardFault, read_contents
 
 
-def ls(shards: list[str], options: ReadArguments, count: Positive | None = None) -> None:
+def ls(
+    *shards: Shards, count: Annotated[Positive | None, Parameter(alias="-n")] = None, options: ReadArguments = READ
+) -> None:
     """List the samples of shards with the sizes of their fields.
 
     Each line has the key, the total size, and each field with its size in bytes. Only headers are read if the shard
     supports range requests. For a truncated shard, the samples before the end are listed, then the error, and the exit
     code is 1.
 
-    Options:
-        --count, -n NUMBER: List at most this many samples of each shard.
+    Args:
+        count: List at most this many samples of each shard.
     """
     urls, samples, faults = options.list_shards(shards), 0, list[ShardFault]()
     for number, url in enumerate(urls):

@@ -5,37 +5,43 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from cyclopts import Group, Parameter
 
 from wds_datapipes.errors import ConversionError, StateError
-from wds_datapipes.tools.cli.docstring_options import Natural
+from wds_datapipes.tools.cli.messages import FAULT_FOUND, WrongUse
+from wds_datapipes.tools.cli.options.read import READ, ReadArguments, Shards, Workers
+from wds_datapipes.tools.cli.options.values import FileOrUrl, Natural, load_function, metavar, parse_decoders, wrong_use
 from wds_datapipes.tools.cli.printing import print_error, report_shards
-from wds_datapipes.tools.cli.program import FAULT_FOUND, WrongUse
-from wds_datapipes.tools.cli.shared_options import ReadArguments, load_function, parse_decoders, wrong_use
 from wds_datapipes.tools.prepare.convert import ConvertedShard, IfChanged, convert_shards
 from wds_datapipes.tools.prepare.job_options import JobOptions
 from wds_datapipes.tools.prepare.shell_command import SampleCommand
 from wds_datapipes.writing.options import WriteOptions
 
+WORK, OUTPUT, WORKERS = (
+    Group(title, sort_key=number) for number, title in enumerate(("Function or command", "Output", "Workers"), 1)
+)
+
 
 def map(  # noqa: A001  the name of the command
-    shards: list[str],
-    options: ReadArguments,
-    output: str,
-    function: str = "",
-    command: str = "",
-    multi_command: str = "",
-    decode: list[str] | None = None,
-    whole_shards: bool = False,
-    command_timeout: float | None = None,
-    on_error: Literal["raise", "skip"] = "raise",
-    if_changed: IfChanged = "raise",
-    compress: str | None = None,
-    index: bool = False,
-    remove_old: bool = False,
-    journal: str | None = None,
-    num_workers: Natural | None = None,
-    shard_retries: Natural = 2,
+    *shards: Shards,
+    function: Annotated[str, metavar("MODULE:FUNCTION", alias="-f", group=WORK)] = "",
+    decode: Annotated[list[str] | None, metavar("WORD", alias="-d", group=WORK)] = None,
+    whole_shards: Annotated[bool, Parameter(group=WORK)] = False,
+    command: Annotated[str, metavar("COMMAND", alias="-c", group=WORK)] = "",
+    multi_command: Annotated[str, metavar("COMMAND", alias="-m", group=WORK)] = "",
+    command_timeout: Annotated[float | None, metavar("SECONDS", group=WORK)] = None,
+    on_error: Annotated[Literal["raise", "skip"], Parameter(group=WORK)] = "raise",
+    output: Annotated[FileOrUrl, metavar("TARGET", alias="-o", group=OUTPUT)],
+    if_changed: Annotated[IfChanged, Parameter(group=OUTPUT)] = "raise",
+    compress: Annotated[str | None, metavar("KIND", group=OUTPUT)] = None,
+    index: Annotated[bool, Parameter(group=OUTPUT)] = False,
+    remove_old: Annotated[bool, Parameter(group=OUTPUT)] = False,
+    journal: Annotated[FileOrUrl | None, metavar("FILE", group=OUTPUT)] = None,
+    num_workers: Annotated[Workers, Parameter(group=WORKERS)] = None,
+    shard_retries: Annotated[Natural, Parameter(group=WORKERS)] = 2,
+    options: ReadArguments = READ,
 ) -> None:
     """Apply a function or shell command to all samples in parallel.
 
@@ -47,28 +53,23 @@ def map(  # noqa: A001  the name of the command
     None drops the sample. A command runs in a folder with the fields as files, sample.jpg and so on; the files sample.*
     that it leaves are the new sample.
 
-    Function or command:
-        --function, -f MODULE:FUNCTION: A function that maps a sample to a sample, None or several samples.
-        --decode, -d WORD: Decode fields first: basic, or also images: pil, rgb8, torch ...; may be repeated.
-        --whole-shards: Call the function once per shard, with an iterator of its samples.
-        --command, -c COMMAND: A shell command, run for each sample in a folder with its fields as sample.jpg and so on.
-        --multi-command, -m COMMAND: As --command, but writes several samples: sample-000000.jpg, sample-000001.jpg and
+    Args:
+        function: A function that maps a sample to a sample, None or several samples.
+        decode: Decode fields first: basic, or also images: pil, rgb8, torch ...; may be repeated.
+        whole_shards: Call the function once per shard, with an iterator of its samples.
+        command: A shell command, run for each sample in a folder with its fields as sample.jpg and so on.
+        multi_command: As --command, but writes several samples: sample-000000.jpg, sample-000001.jpg and
             so on.
-        --command-timeout SECONDS: The time limit of a command for each sample.
-        --on-error: Whether a failing sample fails its shard, or is skipped and reported.
-
-    Output:
-        --output, -o TARGET: A folder with a slash at the end, or a pattern with {name} or %06d; there is one output
+        command_timeout: The time limit of a command for each sample.
+        on_error: Whether a failing sample fails its shard, or is skipped and reported.
+        output: A folder with a slash at the end, or a pattern with {name} or %06d; there is one output
             shard for each shard.
-        --if-changed: How to handle finished shards made with other input or options.
-        --compress KIND: gz, bz2, xz or zst; by default, the file name decides.
-        --index: Write an index next to each shard.
-        --remove-old: Remove surplus shards of an earlier, larger run.
-        --journal FILE: A local file that records finished shards; by default next to local shards.
-
-    Workers:
-        --num-workers NUMBER: The number of processes, by default one per CPU; 0 uses this process.
-        --shard-retries NUMBER: The number of retries of a failed shard.
+        if_changed: How to handle finished shards made with other input or options.
+        compress: gz, bz2, xz or zst; by default, the file name decides.
+        index: Write an index next to each shard.
+        remove_old: Remove surplus shards of an earlier, larger run.
+        journal: A local file that records finished shards; by default next to local shards.
+        shard_retries: The number of retries of a failed shard.
     """
     work = parse_mapping(function, command, multi_command, command_timeout, decode is not None or whole_shards)
     words, limits = parse_decoders(decode), options.limits

@@ -10,18 +10,24 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
+from cyclopts import Group, Parameter, Token
+
 from wds_datapipes.errors import StaleSidecarError, plural
 from wds_datapipes.extras import require
 from wds_datapipes.index.format.index_lookup import indexed_shards
 from wds_datapipes.index.format.manifest import Manifest, read_manifest
 from wds_datapipes.index.format.options import HELD_BYTES, AccessOptions
+from wds_datapipes.index.order.batch_share import Remainder
+from wds_datapipes.index.order.sample_order import Order
 from wds_datapipes.io.compression.formats import strip_shard_suffix
 from wds_datapipes.parallel.progress import human_bytes
+from wds_datapipes.tools.cli.messages import WrongUse
+from wds_datapipes.tools.cli.options.read import STORE, StoreArguments
+from wds_datapipes.tools.cli.options.values import FileOrUrl, metavar, parse_bytes, parse_pairs, wrong_use
 from wds_datapipes.tools.cli.printing import print_json, print_table
-from wds_datapipes.tools.cli.program import WrongUse
-from wds_datapipes.tools.cli.shared_options import StoreArguments, parse_bytes, parse_pairs, wrong_use
 from wds_datapipes.tools.plan.training_run import RunPlan, RunShape, plan_run
 
+RUN, ORDER = Group("Run", sort_key=6), Group("Order", sort_key=7)
 #: Patterns of shards have such characters.
 WILD = re.compile(r"[{*?\[]|/$")
 #: What ``--compare`` can vary.
@@ -41,56 +47,65 @@ def bytes_of(text: str) -> int | None:
     return int(parse_bytes(text, "--cache-bytes")) if text != "none" else None
 
 
+def convert_bytes(_: object, tokens: Sequence[Token]) -> int | None:
+    """Convert the value of an option."""
+    return bytes_of(tokens[0].value)
+
+
+@Parameter(name="*", group=RUN)
 @dataclass(frozen=True, kw_only=True)
 class RunArguments(RunShape):
     """The options that describe a run.
 
-    Run:
-        --hosts NUMBER: The number of hosts.
-        --ranks-per-host NUMBER: The number of ranks, such as GPUs, of each host.
-        --num-workers NUMBER: The number of workers of each rank.
-        --global-batch-size NUMBER: The number of samples in a batch of all ranks together.
-        --epochs NUMBER: The number of epochs.
-        --steps-per-s NUMBER: The number of steps per second.
-        --seed NUMBER: The seed of the run.
-
-    Order:
-        --order: The order of the samples.
-        --lanes NUMBER: The number of lanes.
-        --window-shards NUMBER: The number of shards shuffled together.
-        --remainder: What to do with the samples after the last whole batch.
-        --open-shards NUMBER: The maximum number of shards that a process keeps open.
-        --read-ahead BYTES: The size of the samples that a process reads ahead, such as 128MB.
-        --cache-bytes BYTES: The space for copies on each host, such as 4TB; without it, there is no cache.
+    Args:
+        hosts: The number of hosts.
+        ranks_per_host: The number of ranks, such as GPUs, of each host.
+        num_workers: The number of workers of each rank.
+        global_batch_size: The number of samples in a batch of all ranks together.
+        epochs: The number of epochs.
+        steps_per_s: The number of steps per second.
+        seed: The seed of the run.
+        order: The order of the samples.
+        lanes: The number of lanes.
+        window_shards: The number of shards shuffled together.
+        remainder: What to do with the samples after the last whole batch.
+        open_shards: The maximum number of shards that a process keeps open.
+        read_ahead: The size of the samples that a process reads ahead, such as 128MB.
+        cache_bytes: The space for copies on each host, such as 4TB; without it, there is no cache.
     """
 
-    read_ahead: Annotated[int, bytes_of] = HELD_BYTES
-    cache_bytes: Annotated[int, bytes_of] | None = None
+    order: Annotated[Order, Parameter(group=ORDER)] = "window"
+    lanes: Annotated[int, Parameter(group=ORDER)] = 1
+    window_shards: Annotated[int, Parameter(group=ORDER)] = 16
+    remainder: Annotated[Remainder, Parameter(group=ORDER)] = "drop"
+    open_shards: Annotated[int, Parameter(group=ORDER)] = 128
+    read_ahead: Annotated[int, metavar("BYTES", converter=convert_bytes, group=ORDER)] = HELD_BYTES
+    cache_bytes: Annotated[int | None, metavar("BYTES", converter=convert_bytes, group=ORDER)] = None
 
 
 def plan(
-    dataset: list[str],
+    *dataset: Annotated[FileOrUrl, Parameter(required=True)],
     options: RunArguments,
-    stores: StoreArguments,
-    compare: list[str] | None = None,
-    plot: str | None = None,
-    price: float = 0.4,
-    index_dir: str | None = None,
+    compare: Annotated[list[str] | None, metavar("NAME=VALUES")] = None,
+    plot: Annotated[FileOrUrl | None, metavar("FILE")] = None,
+    price: Annotated[float, metavar("DOLLARS")] = 0.4,
+    index_dir: Annotated[FileOrUrl | None, metavar("DIR")] = None,
     json: bool = False,
+    stores: StoreArguments = STORE,
 ) -> None:
     """Print what each host of a run reads and holds.
 
     Also warns which arguments to change. Orders the samples of the first host as IndexedSamples does, and reads only
     the manifest, or the indexes of the shards.
 
-    Options:
-        DATASET: The manifest of the dataset, written by `index --manifest`; or paths, URLs or patterns of shards that
+    Args:
+        dataset: The manifest of the dataset, written by `index --manifest`; or paths, URLs or patterns of shards that
             have indexes, such as 'train-{000..099}.tar'.
-        --compare NAME=VALUES: Compare plans in a table, such as lanes=1,64,512; may be repeated, for all combinations.
-        --plot FILE: Draw the figures of --compare, as PNG, SVG or PDF; needs the extra "plot".
-        --price DOLLARS: The price of a million requests to the store.
-        --index-dir DIR: The folder of the indexes, if not next to their shards.
-        --json: Print the facts as JSON.
+        compare: Compare plans in a table, such as lanes=1,64,512; may be repeated, for all combinations.
+        plot: Draw the figures of --compare, as PNG, SVG or PDF; needs the extra "plot".
+        price: The price of a million requests to the store.
+        index_dir: The folder of the indexes, if not next to their shards.
+        json: Print the facts as JSON.
     """
     if plot and not compare:
         raise WrongUse("--plot requires --compare, whose plans it draws")
@@ -112,7 +127,7 @@ def plan(
             sys.stdout.write(f"Warning: {name}{': ' if name else ''}{warning}\n")
 
 
-def find_manifest(dataset: list[str], stores: StoreArguments, index_dir: str | None) -> Manifest:
+def find_manifest(dataset: Sequence[str], stores: StoreArguments, index_dir: str | None) -> Manifest:
     """Return the manifest of a dataset, or one of its indexes if shards are named.
 
     Raises:

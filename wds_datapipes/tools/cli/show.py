@@ -9,21 +9,24 @@ from pathlib import Path
 from random import Random
 from statistics import median
 from string import Template
-from typing import Any
+from typing import Annotated, Any
+
+from cyclopts import Group, Parameter
 
 from wds_datapipes.errors import plural
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.sidecars import write_sidecar
 from wds_datapipes.parallel.progress import ProgressMeter, human_bytes
-from wds_datapipes.tools.cli.docstring_options import Natural, Positive
+from wds_datapipes.tools.cli.messages import WrongUse, printable
+from wds_datapipes.tools.cli.options.read import READ, ReadArguments, Shards
+from wds_datapipes.tools.cli.options.values import FileOrUrl, Natural, Positive, metavar
 from wds_datapipes.tools.cli.printing import end_with_faults, print_json
-from wds_datapipes.tools.cli.program import WrongUse, printable
-from wds_datapipes.tools.cli.shared_options import ReadArguments
 from wds_datapipes.tools.prepare.preview import Preview, escape_text, preview_field, sample_as_html
 from wds_datapipes.tools.prepare.read_options import ReadOptions
 from wds_datapipes.tools.prepare.shard_contents import ShardFault
 from wds_datapipes.types import Sample
 
+SAMPLE, SHEET = Group("One sample", sort_key=1), Group("A contact sheet", sort_key=2)
 #: What browsers allow the page to do: no scripts, nothing from elsewhere.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'"
 #: The longest line of a field with its text beside it.
@@ -31,27 +34,25 @@ WIDTH = 80
 
 
 def show(
-    shards: list[str],
-    options: ReadArguments,
-    key: str | None = None,
-    number: Natural = 0,
-    html: str | None = None,
-    count: Positive = 60,
-    seed: int = 0,
+    *shards: Shards,
+    key: Annotated[str | None, metavar("KEY", alias="-k", group=SAMPLE)] = None,
+    number: Annotated[Natural, Parameter(group=SAMPLE)] = 0,
+    html: Annotated[FileOrUrl | None, metavar("FILE", group=SHEET)] = None,
+    count: Annotated[Positive, Parameter(alias="-n", group=SHEET)] = 60,
+    seed: Annotated[int, metavar("NUMBER", group=SHEET)] = 0,
+    options: ReadArguments = READ,
 ) -> None:
     """Show the fields of a sample with their sizes and contents.
 
     With --html, writes a contact sheet of random samples, for which all shards are read to the end.
     Code in the shards is never run: pickles are not decoded.
 
-    One sample:
-        --key, -k KEY: Show the sample with this key.
-        --number POSITION: Show the sample at this position, counted from 0.
-
-    A contact sheet:
-        --html FILE: Write a self-contained HTML page.
-        --count, -n NUMBER: The number of samples to draw.
-        --seed NUMBER: The seed for drawing samples.
+    Args:
+        key: Show the sample with this key.
+        number: Show the sample at this position, counted from 0.
+        html: Write a self-contained HTML page.
+        count: The number of samples to draw.
+        seed: The seed for drawing samples.
     """
     urls = options.list_shards(shards)
     if html is None:

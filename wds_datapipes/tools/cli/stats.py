@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 from wds_datapipes.errors import plural
 from wds_datapipes.parallel.progress import human_bytes
-from wds_datapipes.tools.cli.docstring_options import Natural
+from wds_datapipes.tools.cli.messages import WrongUse, printable
+from wds_datapipes.tools.cli.options.read import READ, ReadArguments, Shards, Workers
+from wds_datapipes.tools.cli.options.values import metavar
 from wds_datapipes.tools.cli.printing import end_with_faults, print_json, print_table, size_of_shards
-from wds_datapipes.tools.cli.program import WrongUse, printable
-from wds_datapipes.tools.cli.shared_options import ReadArguments
 from wds_datapipes.tools.prepare.read_options import ReadOptions
 from wds_datapipes.tools.prepare.stats import DatasetStats, Sizes, dataset_stats
 
@@ -19,15 +19,18 @@ CLASSES = 10
 
 
 def stats(
-    shards: list[str], options: ReadArguments, label: str | None = None, num_workers: Natural | None = None
+    *shards: Shards,
+    label: Annotated[str | None, metavar("FIELD")] = None,
+    num_workers: Workers = None,
+    options: ReadArguments = READ,
 ) -> None:
     """Count samples and fields and summarize their sizes.
 
     Only headers are read if shards support range requests, except with --label. Errors are reported at the end, with
     exit code 1, or 2 if a shard does not exist.
 
-    Options:
-        --label FIELD: Also count the classes in this field, such as cls.
+    Args:
+        label: Also count the classes in this field, such as cls.
     """
     urls = options.list_shards(shards)
     if label is not None and "-" in urls:

@@ -7,16 +7,16 @@ import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 from wds_datapipes.errors import plural
 from wds_datapipes.io.sidecars import write_sidecar
 from wds_datapipes.loading.checkpoint.format import STATE
+from wds_datapipes.tools.cli.messages import FAULT_FOUND, WrongUse, printable
+from wds_datapipes.tools.cli.options.values import FileOrUrl, load_function, metavar, wrong_use
 from wds_datapipes.tools.cli.printing import print_error, print_json, print_table
-from wds_datapipes.tools.cli.program import FAULT_FOUND, WrongUse, printable
-from wds_datapipes.tools.cli.shared_options import load_function, wrong_use
 from wds_datapipes.tools.cli.show import sheet_as_html
 from wds_datapipes.tools.runs.provenance import as_markdown
 from wds_datapipes.tools.runs.provenance import provenance as provenance_of
@@ -29,14 +29,16 @@ COLUMNS = ("step", "rank", "worker", "dataset", "shard", "number", "key")
 
 
 def steps(
-    checkpoint: str,
+    checkpoint: FileOrUrl,
     pipeline: str,
-    step: str | None = None,
-    find: list[str] | None = None,
+    /,
+    *,
+    step: Annotated[str | None, metavar("STEP")] = None,
+    find: Annotated[list[str] | None, metavar("KEY")] = None,
     no_keys: bool = False,
-    tar: str | None = None,
-    show: str | None = None,
-    replay: str | None = None,
+    tar: Annotated[FileOrUrl | None, metavar("FILE")] = None,
+    show: Annotated[FileOrUrl | None, metavar("FILE")] = None,
+    replay: Annotated[str | None, metavar("MODULE:FUNCTION")] = None,
     provenance: bool = False,
     json: bool = False,
 ) -> None:
@@ -45,19 +47,19 @@ def steps(
     The step may be before or after the checkpoint. The keys come from the indexes of the dataset. The function builds
     the pipeline as for training, with IndexedSamples or as a stream with .log_samples(positions=); it is not read.
 
-    Options:
-        CHECKPOINT: A file, written by torch.save or in JSON, with the state of a loader at any depth.
-        PIPELINE: MODULE:FUNCTION, a function without arguments that returns the pipeline of the run.
-        --step STEP: The step, counted from 0 at the beginning of the run, or FIRST:END, without END itself.
-        --find KEY: Print only samples with this key; may be repeated.
-        --no-keys: Leave out the keys, so that no index is read.
-        --tar FILE: Copy the samples, in order, to a tar archive with the keys STEP/PLACE/KEY.
-        --show FILE: Write a self-contained HTML page of the samples.
-        --replay MODULE:FUNCTION: Run the pipeline on the samples again, with the same random crops, and call a function
+    Args:
+        checkpoint: A file, written by torch.save or in JSON, with the state of a loader at any depth.
+        pipeline: MODULE:FUNCTION, a function without arguments that returns the pipeline of the run.
+        step: The step, counted from 0 at the beginning of the run, or FIRST:END, without END itself.
+        find: Print only samples with this key; may be repeated.
+        no_keys: Leave out the keys, so that no index is read.
+        tar: Copy the samples, in order, to a tar archive with the keys STEP/PLACE/KEY.
+        show: Write a self-contained HTML page of the samples.
+        replay: Run the pipeline on the samples again, with the same random crops, and call a function
             with each item, such as one that runs the model or opens a debugger.
-        --provenance: Instead of a step, print what the run had seen at the checkpoint, in Markdown: its datasets, their
+        provenance: Instead of a step, print what the run had seen at the checkpoint, in Markdown: its datasets, their
             samples and epochs, and its phases with their weights.
-        --json: Print each sample, or the provenance, as JSON.
+        json: Print each sample, or the provenance, as JSON.
     """
     if provenance is (step is not None):
         raise WrongUse("Use either --step or --provenance")

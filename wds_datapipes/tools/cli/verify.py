@@ -5,43 +5,46 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from wds_datapipes.errors import plural
 from wds_datapipes.index.format.manifest import read_manifest
-from wds_datapipes.tools.cli.docstring_options import Natural
+from wds_datapipes.tools.cli.messages import FAULT_FOUND, WrongUse, on_one_line, printable
+from wds_datapipes.tools.cli.options.read import READ, ReadArguments, Shards, Workers
+from wds_datapipes.tools.cli.options.values import FileOrUrl, Natural, metavar
 from wds_datapipes.tools.cli.printing import print_json, size_of_shards
-from wds_datapipes.tools.cli.program import FAULT_FOUND, WrongUse, on_one_line, printable
-from wds_datapipes.tools.cli.shared_options import ReadArguments
 from wds_datapipes.tools.prepare.read_options import ReadOptions
 from wds_datapipes.tools.prepare.shard_contents import ShardFault
 from wds_datapipes.tools.prepare.verify import VerifiedShard, verify_shards
 
 
 def verify(
-    shards: list[str],
-    options: ReadArguments,
+    *shards: Shards,
     decode: bool = False,
     digest: bool = False,
-    field: list[str] | None = None,
-    manifest: str | None = None,
-    index: bool = True,
+    field: Annotated[list[str] | None, metavar("FIELD")] = None,
+    manifest: Annotated[FileOrUrl | None, metavar("FILE")] = None,
+    index: Annotated[bool, Parameter(negative="--no-index")] = True,
     shared_keys: bool = False,
     show: Natural = 10,
-    num_workers: Natural | None = None,
+    num_workers: Workers = None,
+    options: ReadArguments = READ,
 ) -> None:
     """Check shards for faults; the exit code is 1 if there are any.
 
     Finds damaged headers, missing end markers, split samples, repeated fields, keys that occur in several shards, and
     stale indexes. Reads only headers, except for compressed shards and with --decode or --digest.
 
-    Options:
-        --decode: Decode every field, images, video and audio completely.
-        --digest: Compute the SHA-256 of shards and compare it with indexes and the manifest.
-        --field FIELD: A field that every sample must have, such as 'jpg;png'; may be repeated.
-        --manifest FILE: Compare the shards with this manifest.
-        --index/--no-index: Check the index next to a shard, if there is one.
-        --shared-keys: Allow the same key in several shards.
-        --show NUMBER: How many faults of each kind to show.
+    Args:
+        decode: Decode every field, images, video and audio completely.
+        digest: Compute the SHA-256 of shards and compare it with indexes and the manifest.
+        field: A field that every sample must have, such as 'jpg;png'; may be repeated.
+        manifest: Compare the shards with this manifest.
+        index: Check the index next to a shard, if there is one.
+        shared_keys: Allow the same key in several shards.
+        show: How many faults of each kind to show.
     """
     urls = options.list_shards(shards)
     if decode and "-" in urls:
