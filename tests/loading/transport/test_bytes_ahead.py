@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wds_datapipes.loading.transport.protocol import AHEAD_BYTES, new_channel
+from wds_datapipes.loading.transport.flow_control import AHEAD_BYTES
+from wds_datapipes.loading.transport.protocol import new_channel
 from wds_datapipes.loading.transport.receiver import Receiver
 from wds_datapipes.loading.transport.sender import Sender
 

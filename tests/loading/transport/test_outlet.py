@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from wds_datapipes.loading.transport import sender as outlet
-from wds_datapipes.loading.transport.bundle import TOGETHER_BYTES
+from wds_datapipes.loading.transport.flow_control import TOGETHER_BYTES
 from wds_datapipes.loading.transport.protocol import COMMAND_BYTES, INLINE, Kind, new_channel
 from wds_datapipes.loading.transport.receiver import MAX_LENT, Message, Receiver
 from wds_datapipes.loading.transport.sender import ReceiverGone, Sender

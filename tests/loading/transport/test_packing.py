@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from same_values import assert_same
 
-from wds_datapipes.loading.transport.bundle import TOGETHER_BYTES
+from wds_datapipes.loading.transport.flow_control import TOGETHER_BYTES
 from wds_datapipes.loading.transport.protocol import INLINE
 from wds_datapipes.loading.transport.serialization import APART, Serializer, describe, unpack
 

@@ -16,6 +16,7 @@ from wds_datapipes.loading.torchdata_api import (
     list_dps,
     replace_dp,
 )
+from wds_datapipes.loading.transport.flow_control import items_together, messages_ahead
 from wds_datapipes.loading.workers.dispatch import DispatchedItems
 from wds_datapipes.loading.workers.in_process import LocalItems
 from wds_datapipes.loading.workers.loop_items import LoopItems, Pipe
@@ -24,9 +25,6 @@ from wds_datapipes.loading.workers.worker import WorkerJob
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.types import Instance
-
-#: The maximum number of small items in a message.
-MAX_TOGETHER = 256
 
 
 def run_in_process(service: Any, datapipe: Pipe, rank: Instance) -> tuple[Pipe, LoopItems]:
@@ -77,9 +75,8 @@ def start_workers(service: Any, datapipe: Pipe, rank: Instance) -> tuple[Pipe, L
             f"The pipeline has {len(branches)} branches that workers could run, but exactly one is required: join them "
             "before the first stage that must stay in the main process (whose is_replicable() is False)."
         )
-    # Small items share messages only if a worker may run ahead.
-    window = 1 + service.worker_prefetch_cnt + -(-service.main_prefetch_cnt // service.num_workers)
-    together = MAX_TOGETHER if service.worker_prefetch_cnt else 1
+    window = messages_ahead(service.num_workers, service.worker_prefetch_cnt, service.main_prefetch_cnt)
+    together = items_together(service.worker_prefetch_cnt)
     own = {id(stage) for stage in list_dps(traverse_dps(branches[0]))}
     manager.refuse(branches[0], [stage for stage in stages if id(stage) not in own], dispatched)
     share = attach_wrapper(branches[0])

@@ -34,6 +34,7 @@ from wds_datapipes.loading.splitting import (
 )
 from wds_datapipes.loading.torchdata_api import MultiProcessingReadingService
 from wds_datapipes.loading.torchdata_patches.local_functions import explain_worker_pickling
+from wds_datapipes.loading.transport.flow_control import MAIN_PREFETCH, WORKER_PREFETCH
 from wds_datapipes.loading.workers.loop_items import DeliveredCount, LoopItems, Pipe, users_part
 from wds_datapipes.pipes.sharding import advice_for_split, check_batch_sizes
 from wds_datapipes.pipes.state.replay import ReplayedItems
@@ -106,8 +107,8 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
         self,
         num_workers: int = 0,
         multiprocessing_context: str | None = None,
-        worker_prefetch_cnt: int = 10,
-        main_prefetch_cnt: int = 10,
+        worker_prefetch_cnt: int = WORKER_PREFETCH,
+        main_prefetch_cnt: int = MAIN_PREFETCH,
         worker_init_fn: Callable[[Any, Any], Any] | None = None,
         worker_reset_fn: Callable[[Any, Any, Any], Any] | None = None,
         *,

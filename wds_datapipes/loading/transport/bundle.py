@@ -8,13 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from wds_datapipes.loading.transport.flow_control import TOGETHER_BYTES
 from wds_datapipes.loading.transport.protocol import INLINE, NUMBER, Header, Kind
 from wds_datapipes.loading.transport.serialization import SerializedItem, Serializer
 from wds_datapipes.loading.transport.shared_memory import Segment, SegmentPool
-
-#: Items share a message up to this many bytes: enough that the cost of a message hardly matters for images of 100 KB,
-#: and little enough that the messages in transit fit into the processor's caches.
-TOGETHER_BYTES = 512 * 1024
 
 #: The alignment of arrays: the size of a cache line.
 ALIGNMENT = 64

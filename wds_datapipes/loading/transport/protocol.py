@@ -12,9 +12,6 @@ import socket
 import struct
 from typing import NamedTuple
 
-#: A worker pauses once this many bytes are in transit or waiting to be used; two messages are always allowed.
-AHEAD_BYTES = 64 * 1024 * 1024
-
 #: The maximum size of items sent through the socket itself, and of the records of pipeline positions, in bytes.
 INLINE = 16 * 1024
 

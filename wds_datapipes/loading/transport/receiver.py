@@ -13,16 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from wds_datapipes.loading.transport.protocol import (
-    AHEAD_BYTES,
-    COMMAND_BYTES,
-    HEADER,
-    INLINE,
-    NUMBER,
-    Command,
-    Header,
-    Kind,
-)
+from wds_datapipes.loading.transport.flow_control import AHEAD_BYTES
+from wds_datapipes.loading.transport.protocol import COMMAND_BYTES, HEADER, INLINE, NUMBER, Command, Header, Kind
 from wds_datapipes.loading.transport.serialization import serialize, unpack
 from wds_datapipes.loading.transport.shared_memory import SegmentLender, StatusPage
 

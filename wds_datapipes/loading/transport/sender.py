@@ -14,7 +14,8 @@ from typing import Any
 from wds_datapipes.counters import Counters
 from wds_datapipes.errors import text_of
 from wds_datapipes.loading.transport.bundle import Bundle
-from wds_datapipes.loading.transport.protocol import AHEAD_BYTES, COMMAND_BYTES, HEADER, INLINE, Command, Header, Kind
+from wds_datapipes.loading.transport.flow_control import AHEAD_BYTES, MIN_MESSAGES, TICK_S, TOGETHER_S
+from wds_datapipes.loading.transport.protocol import COMMAND_BYTES, HEADER, INLINE, Command, Header, Kind
 from wds_datapipes.loading.transport.serialization import (
     SendableError,
     Serializer,
@@ -24,14 +25,6 @@ from wds_datapipes.loading.transport.serialization import (
     unpack,
 )
 from wds_datapipes.loading.transport.shared_memory import SegmentPool, StatusPage
-
-#: Items share a message until the next one does not fit, or until this long after the previous message, in seconds.
-TOGETHER_S = 0.5e-3
-#: While the pipeline is slow, a waiting message is sent after one to two of these periods, in seconds.
-TICK_S = 2e-3
-
-#: The minimum number of messages allowed ahead, regardless of size.
-MIN_MESSAGES = 2
 
 
 class ReceiverGone(Exception):

@@ -18,7 +18,8 @@ from wds_datapipes.loading.progress import LoopPosition
 from wds_datapipes.loading.report import WorkerReport, wait_bucket
 from wds_datapipes.loading.transport.protocol import Header, Kind
 from wds_datapipes.loading.transport.receiver import Message, Receiver
-from wds_datapipes.loading.workers.shutdown import describe_exit, is_running
+from wds_datapipes.loading.workers.exit_message import describe_exit
+from wds_datapipes.loading.workers.shutdown import is_running
 from wds_datapipes.system import POLLIN, POLLOUT, new_poll
 
 #: The maximum duration of one wait, in seconds. The socket or the exit of a process normally ends it earlier; the limit

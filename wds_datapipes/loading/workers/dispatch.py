@@ -9,19 +9,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from wds_datapipes.errors import StateError, WorkerDiedError
+from wds_datapipes.loading.transport.flow_control import DISPATCHED_MESSAGES, MAX_KEPT
 from wds_datapipes.loading.transport.protocol import Kind
 from wds_datapipes.loading.transport.receiver import Receiver
 from wds_datapipes.loading.transport.sender import ReceiverGone, Sender
 from wds_datapipes.loading.workers.connection import WorkerConnection
 from wds_datapipes.pipes.graph import graph_of
 from wds_datapipes.pipes.stage import Stage, iterated_by_loader
-
-#: The maximum number of messages of the dispatching process that a worker has not used yet. They fit into the buffer of
-#: the socket, so sending them never blocks.
-WINDOW = 4
-
-#: The maximum number of items kept for a worker that has enough, while another one needs more.
-MAX_KEPT = 10_000
 
 
 class EpochEnd(NamedTuple):
@@ -45,7 +39,7 @@ class RoundRobinSender(Sender):
     """
 
     def __init__(self, channel: socket.socket, targets: Sequence[socket.socket], *, together: int, name: str) -> None:
-        self._targets = [Sender(target, window=WINDOW, together=together, name=name) for target in targets]
+        self._targets = [Sender(target, window=DISPATCHED_MESSAGES, together=together, name=name) for target in targets]
         self._kept: list[deque[Any]] = []
         self._turn = 0
         self._counted = 0  # the skipped items that the main process knows of
@@ -201,7 +195,7 @@ class DispatchedItems(Stage[Any]):
 
     def connect(self, channel: socket.socket) -> None:
         """Connect this worker to the dispatching process."""
-        self._connection = WorkerConnection("The dispatching process", Receiver(channel, window=WINDOW))
+        self._connection = WorkerConnection("The dispatching process", Receiver(channel, window=DISPATCHED_MESSAGES))
 
     def begin(self, epoch: int) -> None:
         """Expect the items of an epoch."""

@@ -1,0 +1,257 @@
+"""What would be lost with a library in place of our own file locks, fingerprints, retries and redaction?
+
+    python benchmarks/bench_own_code.py --json own_code.json
+
+- **locks**: processes that take a lock in turn, as all workers of a host do when they open a copy of a shard, with
+  `lock_file` and with `filelock`: the time for a lock without others, and the longest wait.
+- **fingerprints**: how many of some objects have the same digest in two processes with different seeds of hashes, if a
+  comment was added above: a state is loaded where they are.
+- **retries**: of a server that cuts each connection after a number of bytes, how many bytes of a file arrive.
+- **redaction**: of credentials in texts, how many are hidden.
+
+The page about the engine quotes the results: docs/explanation/engine.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import cloudpickle
+import joblib
+import urllib3
+import yarl
+from contest import machine
+from filelock import FileLock
+
+from wds_datapipes.io.file_lock import lock_file
+from wds_datapipes.io.openers import open_url
+from wds_datapipes.redaction import redact, redact_command
+
+#: What is done under the lock and without it, in seconds.
+WORK_S = 0.0002
+
+
+def own_lock(path: str) -> AbstractContextManager[Any]:
+    return lock_file(Path(path), keep_file=True)
+
+
+LOCKS: dict[str, Callable[[str], AbstractContextManager[Any]]] = {"ours": own_lock, "filelock": FileLock}
+
+
+def take_turns(name: str, path: str, count: int, start: Any, waits: Any) -> None:
+    start.wait()
+    found = []
+    for _ in range(count):
+        begin = time.perf_counter()
+        with LOCKS[name](path):
+            found.append(time.perf_counter() - begin)
+            time.sleep(WORK_S)
+        time.sleep(WORK_S)
+    waits.put(found)
+
+
+def measure_locks(rounds: int, count: int) -> dict[str, Any]:
+    found: dict[str, Any] = {name: {"alone_s": [], "longest_s": [], "all_s": []} for name in LOCKS}
+    context = multiprocessing.get_context("fork")
+    for _ in range(rounds):
+        for name, figures in found.items():
+            for processes in (1, 8):
+                with tempfile.TemporaryDirectory() as folder:
+                    start, waits = context.Barrier(processes + 1), context.Queue()
+                    arguments = name, f"{folder}/lock", count, start, waits
+                    started = [context.Process(target=take_turns, args=arguments) for _ in range(processes)]
+                    for process in started:
+                        process.start()
+                    start.wait()
+                    begin = time.perf_counter()
+                    each = [wait for _ in started for wait in waits.get()]
+                    total = time.perf_counter() - begin
+                    for process in started:
+                        process.join()
+                if processes == 1:
+                    figures["alone_s"].append(median(each))
+                else:
+                    figures["longest_s"].append(max(each))
+                    figures["all_s"].append(total)
+    units = {"alone_s": ("alone_us", 1e6), "longest_s": ("longest_ms", 1e3), "all_s": ("all_ms", 1e3)}
+    return {
+        name: {unit: round(median(figures[key]) * factor) for key, (unit, factor) in units.items()}
+        for name, figures in found.items()
+    }
+
+
+#: Makes objects that pipelines hold, below a comment, and prints their digests.
+OBJECTS = """
+import functools, hashlib, json, sys
+import cloudpickle, joblib
+from wds_datapipes.fingerprint import fingerprint
+
+def scaled(number, by=2, offset={{"a", "b", "c"}}):
+    return number * by + len(offset)
+
+class Rule:
+    def __init__(self, words):
+        self.words = words
+    def keep(self, text):
+        return text in self.words or text in {{"x", "y", "z"}}
+
+{comment}
+objects = [
+    scaled,
+    functools.partial(scaled, by=3),
+    lambda text: text in {{"one", "two", "three"}},
+    Rule(["one", "two"]).keep,
+    Rule(frozenset({{"one", "two", "three"}})),
+    Rule({{"one", "two", "three"}}).keep,
+    lambda rule: [rule.keep(text) for text in ("one", "two")],
+    frozenset({{"one", "two", "three"}}),
+]
+kinds = {{
+    "ours": fingerprint,
+    "cloudpickle": lambda each: hashlib.sha256(cloudpickle.dumps(each)).hexdigest(),
+    "joblib": joblib.hash,
+}}
+def digest(kind, each):
+    try:
+        return kind(each)
+    except Exception as error:
+        return None
+print(json.dumps({{name: [digest(kind, each) for each in objects] for name, kind in kinds.items()}}))
+"""
+
+
+def measure_fingerprints() -> dict[str, Any]:
+    printed = []
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "objects.py")
+        for seed, comment in (("1", ""), ("2", "# A comment.")):
+            script.write_text(OBJECTS.format(comment=comment))
+            environment = {**os.environ, "PYTHONHASHSEED": seed}
+            printed.append(json.loads(subprocess.check_output([sys.executable, script], env=environment)))
+    first, second = printed
+    equal = {
+        name: sum(one is not None and one == other for one, other in zip(digests, second[name], strict=True))
+        for name, digests in first.items()
+    }
+    return {"objects": len(first["ours"]), "equal": equal, "versions": [cloudpickle.__version__, joblib.__version__]}
+
+
+FILE = bytes(range(256)) * (4 << 10)
+#: The server cuts each connection after this many bytes.
+CUT_AT = 100_000
+
+
+class CuttingServer(BaseHTTPRequestHandler):
+    """Sends ranges of a file with a strong ETag, and cuts each connection."""
+
+    def do_GET(self) -> None:
+        """Send a range, or the file."""
+        first, _, last = self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")
+        start, end = int(first), int(last) + 1 if last else len(FILE)
+        self.send_response(206 if "Range" in self.headers else 200)
+        self.send_header("Content-Length", str(end - start))
+        self.send_header("ETag", '"one"')
+        if "Range" in self.headers:
+            self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(FILE)}")
+        self.end_headers()
+        self.wfile.write(FILE[start : min(end, start + CUT_AT)])
+        self.close_connection = True
+
+    def log_message(self, *_: Any) -> None:
+        """Print nothing."""
+
+
+def read_by_urllib3(url: str) -> bytes:
+    retries = urllib3.Retry(20, backoff_factor=0.01)
+    received = b""
+    try:
+        response = urllib3.PoolManager(retries=retries).request("GET", url, preload_content=False)
+        while data := response.read(1 << 16):
+            received += data
+    except urllib3.exceptions.HTTPError:
+        pass
+    return received
+
+
+def read_by_ours(url: str) -> bytes:
+    with open_url(url, retries=20, pause=lambda _: time.sleep(0.01)) as stream:
+        return b"".join(iter(partial(stream.read, 1 << 16), b""))
+
+
+def measure_retries() -> dict[str, Any]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), CuttingServer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/a.tar"
+        received = {"ours": read_by_ours(url), "urllib3": read_by_urllib3(url)}
+        server.shutdown()
+    assert received["ours"] == FILE
+    return {"bytes": len(FILE), "received": {name: len(data) for name, data in received.items()}}
+
+
+logging.getLogger("wds_datapipes").setLevel(logging.ERROR)
+SECRET = "Zq8kL2vWm4Xr"
+#: Texts with a credential, and whether each is a command.
+TEXTS = {
+    f"https://ada:{SECRET}@host/a.tar": False,
+    f"https://host/a.tar?X-Amz-Signature={SECRET}": False,
+    f"https://host/a.tar?sig={SECRET}&se=2027": False,
+    f"https://host/a.tar#{SECRET}": False,
+    f"s3://ada:{SECRET}@bucket/a.tar": False,
+    f"pipe:curl -H 'Authorization: Bearer {SECRET}' https://host/a.tar": True,
+    f"pipe:TOKEN={SECRET} aws s3 cp s3://bucket/a.tar -": True,
+    f"pipe:curl -u ada:{SECRET} https://host/a.tar | zcat": True,
+}
+
+
+def hide_by_ours(text: str) -> str:
+    return redact_command(text) if TEXTS[text] else redact(text)
+
+
+def hide_by_yarl(text: str) -> str:
+    return str(yarl.URL(text).with_password(None).with_user(None)) if not TEXTS[text] else text
+
+
+def measure_redaction() -> dict[str, Any]:
+    hides = {"ours": hide_by_ours, "yarl": hide_by_yarl}
+    hidden = {name: sum(SECRET not in hide(text) for text in TEXTS) for name, hide in hides.items()}
+    return {"credentials": len(TEXTS), "hidden": hidden}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--count", type=int, default=200, help="how often each process takes the lock")
+    parser.add_argument("--quick", action="store_true", help="check that the program works; the figures mean nothing")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.rounds, arguments.count = 1, 10
+    results = {
+        "locks": measure_locks(arguments.rounds, arguments.count),
+        "fingerprints": measure_fingerprints(),
+        "retries": measure_retries(),
+        "redaction": measure_redaction(),
+    }
+    print(*(f"{name}: {figures}" for name, figures in results.items()), sep="\n")
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"machine": machine(), "results": results}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
