@@ -48,7 +48,6 @@ QUICK_TESTS = [
 #: The tests of `minimal`: those that import no extra, from each layer, and those that depend on its
 #: release.
 MINIMAL_TESTS = [
-    "tests/datapipes/test_replacement.py",
     "tests/samples/test_fields.py",
     "tests/samples/test_keys.py",
     "tests/pipes/test_stage_contract.py",

@@ -17,7 +17,6 @@ if sys.orig_argv[1:3] == ["-m", "wds_datapipes"] or "".join(sys.orig_argv[1:2]).
 
 from wds_datapipes.codecs.crops import CenterCrop, RandomResizedCrop
 from wds_datapipes.codecs.extensions import Continue, handle_extension
-from wds_datapipes.datapipes import graph as _graph
 from wds_datapipes.extras import DATALOADER2 as _DATALOADER2
 from wds_datapipes.extras import require as _require
 from wds_datapipes.foreign_names import explain_imports as _explain_imports
@@ -125,7 +124,7 @@ _LATER = {
 }
 
 
-if not (_graph and _has_dataloader2()):  # type: ignore[truthy-bool]  # None without datapipes
+if not _has_dataloader2():
     # For `import *`. The alias keeps type checkers from removing the name unconditionally.
     _visible = __all__
     _visible.remove("ShardReadingService")

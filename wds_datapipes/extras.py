@@ -29,8 +29,6 @@ def require(module: str, *, extra: str = "", release: str = "", purpose: str) ->
         return importlib.import_module(module)
     except ImportError as error:
         advice = f'Install it with: python -m pip install "{release or f"wds-datapipes[{extra}]"}"'
-        if str(error.name).startswith("torch."):
-            advice = "It is installed, and needs a release of PyTorch that has DataPipes"
         raise MissingDependencyError(
             f"{module!r} is needed to {purpose}, and importing it failed ({error}). {advice}"
         ) from error

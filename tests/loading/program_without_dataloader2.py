@@ -1,4 +1,4 @@
-"""A program that runs without torchdata, or with one that has no DataLoader2, or without datapipes in torch.
+"""A program that runs without torchdata, or with one that has no DataLoader2.
 
 `test_without_dataloader2` starts it. Arguments: the missing modules, separated by commas, and a file with a state that
 another program has saved. It prints all results as JSON.

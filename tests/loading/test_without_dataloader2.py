@@ -1,5 +1,4 @@
-"""Everything but `ShardReadingService` works without torchdata, with releases of it that have no DataLoader2, and with
-releases of torch that have no datapipes."""
+"""Everything but `ShardReadingService` works without torchdata, and with releases of it that have no DataLoader2."""
 
 from __future__ import annotations
 
@@ -22,13 +21,11 @@ from wds_datapipes import ShardList, ShardReadingService, seeds
 from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.testing import build_shard
 
-#: The folder with the `sitecustomize` that changes torch.
-DATAPIPES = Path(__file__).parents[1] / "datapipes"
 PROGRAM = Path(__file__).with_name("program_without_dataloader2.py")
 NUMBERS = st.integers(0, (1 << 64) - 1)
 
 #: The missing modules of each release; 0.7.1 has no StatefulDataLoader that could exist without the rest.
-RELEASES = {"none": "torchdata", "torch without datapipes": "torchdata.stateful_dataloader"}
+RELEASES = {"none": "torchdata"}
 if find_spec("torchdata.stateful_dataloader") is not None:
     RELEASES["0.10"] = "torchdata.dataloader2,torchdata.datapipes"
 
@@ -82,10 +79,7 @@ def test_states_are_exchanged_with_a_program_without_dataloader2(
 
     warnings = ["-W", "error", "-W", "ignore:'set_vital' is deprecated"]  # StatefulDataLoader calls it
     arguments = [sys.executable, *warnings, str(PROGRAM), RELEASES[release], str(saved)]
-    environ = dict(os.environ)
-    if is_torchs := release.startswith("torch"):
-        environ |= {"PYTHONPATH": str(DATAPIPES), "TORCH_DATAPIPES": "gone"}
-    finished = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=600, env=environ)
+    finished = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=600)
     assert (finished.returncode, finished.stderr) == (0, "")
     found = json.loads(finished.stdout)
 
@@ -99,13 +93,11 @@ def test_states_are_exchanged_with_a_program_without_dataloader2(
         assert [[*loader], [*loader]] == [whole[0][CUT:], whole[1]]
 
     advice = 'python -m pip install "torchdata>=0.7.1,<0.10"'
-    if is_torchs:
-        advice = "It is installed, and needs a release of PyTorch that has DataPipes"
     for name in ("service", "check_resume"):
         assert found[name].startswith("MissingDependencyError: 'torchdata.dataloader2' is needed to ")
         assert advice in found[name]
     assert found["missing from *"] == ["ShardReadingService"]
-    assert is_torchs or found["imported"] == []
+    assert found["imported"] == []
     assert found["stages"] == descriptions(pipe().filter(bool).batch(3).collate())
 
 

@@ -103,7 +103,6 @@ def test_such_a_distinction_would_be_noticed(code: str) -> None:
 
 
 def test_the_table_declares_what_exists_of_classes_that_exist() -> None:
-    assert STAGES["wds_datapipes"] is STAGES["torch"]  # those in place of torch's have their names
     for package in ("torch", "torchdata"):
         kinds = kinds_of(package)
         for name, row in STAGES[package].items():

@@ -1,8 +1,4 @@
-"""Torch's datapipes, imported from here by all other modules: if torch moves them, only this package changes.
-
-In place of those that a release lacks come those of `replacement`, which are fewer. Then `graph` is None, and the
-loaders of torchdata cannot be imported.
-"""
+"""Torch's datapipes, imported from here by all other modules: if torch moves them, only this package changes."""
 
 import os
 import threading
@@ -14,14 +10,10 @@ from wds_datapipes.io.after_fork import at_fork
 # A deprecation of datapipes does not concern users of this package, as it works without those of torch.
 warnings.filterwarnings("ignore", "(?is)(?=.*data ?pipe).*deprecat", module=r"(abc|torch|torchdata|wds_datapipes)\b")
 
-try:
-    from torch.utils.data import IterDataPipe, MapDataPipe, functional_datapipe, graph, graph_settings
-    from torch.utils.data.datapipes.iter import Collator, IterableWrapper, ShardingFilter, Shuffler
-    from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
-    from torch.utils.data.graph import traverse_dps
-except ImportError:
-    graph = None  # type: ignore[assignment]
-    from wds_datapipes.datapipes.replacement import *  # type: ignore[assignment]
+from torch.utils.data import IterDataPipe, MapDataPipe, functional_datapipe, graph, graph_settings  # noqa: E402  after the filter
+from torch.utils.data.datapipes.iter import Collator, IterableWrapper, ShardingFilter, Shuffler  # noqa: E402  after the filter
+from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES  # noqa: E402  after the filter
+from torch.utils.data.graph import traverse_dps  # noqa: E402  after the filter
 
 #: Held while torch traverses a pipeline: torch pickles it with hooks that all threads share, and rejects concurrent
 #: traversals.
@@ -34,6 +26,5 @@ def _list_locked(*arguments: Any, **options: Any) -> Any:
         return _list_unlocked(*arguments, **options)
 
 
-if graph is not None:
-    _list_unlocked, graph._list_connected_datapipes = graph._list_connected_datapipes, _list_locked
+_list_unlocked, graph._list_connected_datapipes = graph._list_connected_datapipes, _list_locked
 at_fork("traversal", before=_traversal.acquire, after_in_parent=_traversal.release, after_in_child=_traversal.release)

@@ -204,7 +204,7 @@ STAGES: dict[str, dict[str, type[ForeignStage]]] = {
         "_IterateQueueDataPipes": _row(process_boundary="remote"),
     },
 }
-# Existing stages of torch change into subclasses of the same names, and a release without datapipes has replacements.
+# Existing stages of torch change into subclasses of the same names.
 STAGES["wds_datapipes"] = STAGES["torch"]
 
 

@@ -84,8 +84,8 @@ def loop_of(*kinds: type) -> type | None:
 
 
 def library_of(kind: type) -> str:
-    """Return the package of a class; torch for a datapipe that replaces one of torch's."""
-    return "torch" if kind.__module__ == "wds_datapipes.datapipes.replacement" else kind.__module__.partition(".")[0]
+    """Return the package of a class."""
+    return kind.__module__.partition(".")[0]
 
 
 def takes_seed(stage: object) -> bool:

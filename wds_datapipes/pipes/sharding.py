@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from torch.utils.data import get_worker_info
 
-from wds_datapipes.datapipes import SHARDING_PRIORITIES, IterDataPipe, graph
+from wds_datapipes.datapipes import SHARDING_PRIORITIES, IterDataPipe
 from wds_datapipes.errors import StateError, plural
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import graph_of
@@ -219,9 +219,6 @@ def warn_of_copies(pipe: Any) -> None:
 
     Args:
         pipe: the source of shards, before iteration.
-
-    Raises:
-        RuntimeError: no loader has split the data, and the loader of this release of torch does not support pipelines.
     """
     found = graph_of(pipe).splitters
     info = get_worker_info()
@@ -236,11 +233,6 @@ def warn_of_copies(pipe: Any) -> None:
         return
     splitter, ranks = call_of(hidden), own_rank().ranks
     workers = 1 if info is None else info.num_workers
-    if graph is None and workers * ranks > 1:
-        raise RuntimeError(
-            f"The {splitter} has no rank and worker, as the DataLoader of this release of PyTorch does not support "
-            "pipelines. Pass StatefulShards(pipeline) to it, or call apply_sharding(1, 0) to read all shards here"
-        )
     if info is not None and workers > 1:
         if info.id == 0:
             warn_user(
