@@ -1,8 +1,8 @@
 """Train from WebDataset tar shards with PyTorch DataPipes.
 
 Importing this package registers its stages as methods of every ``IterDataPipe``, such as ``.load_wds_shards()``, and
-patches defects of torchdata's reading service, which `list_patches` lists. The stage classes are in
-`wds_datapipes.pipes`; `wds_datapipes.index` reads and writes indexes.
+patches defects of torchdata that lose data, hang or repeat an order, which `list_patches` lists. It changes no class of
+torch. The stage classes are in `wds_datapipes.pipes`; `wds_datapipes.index` reads and writes indexes.
 """
 
 import importlib
@@ -19,7 +19,6 @@ from wds_datapipes.codecs.crops import CenterCrop, RandomResizedCrop
 from wds_datapipes.codecs.extensions import Continue, handle_extension
 from wds_datapipes.extras import DATALOADER2 as _DATALOADER2
 from wds_datapipes.extras import require as _require
-from wds_datapipes.foreign_names import explain_imports as _explain_imports
 from wds_datapipes.foreign_names import explain_name as _explain_name
 from wds_datapipes.io.openers import register_opener
 from wds_datapipes.io.read_limits import ReadLimits
@@ -97,7 +96,6 @@ __all__ = [
 ]
 
 _apply_patches()
-_explain_imports()
 
 #: Names imported on first use, to halve the import time. Only the reading service needs torchdata, whose class it
 #: derives from; everything else also works without torchdata or with releases that lack DataLoader2.

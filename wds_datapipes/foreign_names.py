@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.abc
-import sys
-from collections.abc import Sequence
-
 _SAMPLES = ".load_wds_shards().group_samples()"
 _LOADER = "DataLoader2(pipe, reading_service=ShardReadingService(num_workers=4))"
 _PIPELINE = f"ShardList(urls).shuffle().sharding_filter(){_SAMPLES}"
@@ -181,21 +177,3 @@ def explain_argument(name: str) -> str:
     '. For handler= of other packages, write on_error='
     """
     return f". For {name}= of other packages, write {ARGUMENTS[name]}" if name in ARGUMENTS else ""
-
-
-class _ForeignImports(importlib.abc.MetaPathFinder):
-    """Explains names of other packages in ``from wds_datapipes import NAME``, which drops the error of ``__getattr__``.
-
-    Python then looks for a module of this name, here after all other finders.
-    """
-
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: object = None) -> None:  # noqa: ARG002
-        """Raise ImportError for a name of another package."""
-        package, _, name = fullname.partition(".")
-        if package == __package__ and (advice := explain_name(name)):
-            raise ImportError(f"cannot import name {name!r} from {package!r}{advice}", name=package)
-
-
-def explain_imports() -> None:
-    """Let ``from wds_datapipes import NAME`` say what to write for a name of another package."""
-    sys.meta_path.append(_ForeignImports())

@@ -31,8 +31,6 @@ NAMES = {
     for package, names in (("torchdata", TORCHDATA), ("Hugging Face", HUGGING_FACE), ("webdataset", WEBDATASET))
     for name, advice in names.items()
 }
-#: Stages of torch, which do not derive from ours.
-BATCHES = SAMPLES.batch(2)
 MODULES = {name for name in dir(webdataset) if inspect.ismodule(getattr(webdataset, name))}
 
 
@@ -45,7 +43,7 @@ def test_every_public_name_of_webdataset_has_an_advice() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_of_another_package_leads_to_what_exists_here(name: str) -> None:
     package, advice = NAMES[name]
-    for owner in [wds_datapipes, *(() if name in IterDataPipe.functions else (SAMPLES, BATCHES))]:
+    for owner in [wds_datapipes, *(() if name in IterDataPipe.functions else (SAMPLES,))]:
         text = f". For {package}'s {name}, write {advice}"
         with pytest.raises(AttributeError, match=re.escape(text)) as raised:
             getattr(owner, name)
@@ -73,7 +71,6 @@ def test_an_argument_of_another_package_leads_to_what_exists_here(name: str) -> 
     ("call", "message"),
     [
         ("samples.shuffle(1000)", r"\.shuffle\(\) takes no positional .* write \.shuffle_samples\(1000\)"),
-        ("samples.batch(2).shuffle(10)", r"\.shuffle\(\) takes no positional .* write \.shuffle_samples\(10\)"),
         ("samples.shuffle(bufsize=10)", r"^\.shuffle\(\) has no argument 'bufsize'. Did you mean 'buffer_size'\?"),
         ("samples.shuffle(buffer_size=2.5)", "^buffer_size must be an integer, not 2.5"),
         ("samples.shuffle_samples()", r"^\.shuffle_samples\(\) got .*missing.*'buffer_size'\. It takes buffer_size"),

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 from webdataset.filters import default_collation_fn
 
-from wds_datapipes import ImageDecoder, RandomResizedCrop, ShardList, ShardWriter, collate_samples
+from wds_datapipes import ImageDecoder, RandomResizedCrop, ShardList, ShardWriter, StatefulShards, collate_samples
 
 PICTURES = [Image.new("L", (2, 2), color) for color in (0, 255)]
 
@@ -139,7 +139,7 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
 def test_a_batch_that_torch_refuses_is_explained(case: str) -> None:
     items, message = REFUSED[case]
     with pytest.raises((RuntimeError, TypeError), match=rf"\.collate\(\) .*{message}"):
-        list(IterableWrapper(items).collate())
+        list(StatefulShards(IterableWrapper(items).collate()))
 
 
 def fail(batch: list[Any]) -> None:
@@ -148,4 +148,4 @@ def fail(batch: list[Any]) -> None:
 
 def test_an_error_of_a_function_for_batches_remains() -> None:
     with pytest.raises(RuntimeError, match="no 7"):
-        list(IterableWrapper([7, "a"]).batch(2).collate(collate_fn=fail))
+        list(StatefulShards(IterableWrapper([7, "a"]).batch(2).collate(collate_fn=fail)))

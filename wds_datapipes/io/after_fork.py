@@ -12,7 +12,7 @@ from typing import NamedTuple
 ORDER = (
     # Locks that no other thread may hold at a fork, because the child does not have this thread.
     "certificates",  # io/remote/http
-    "traversal",  # datapipes
+    "traversal",  # datapipes/traversal
     # Ends of pipes whose readers would wait for the child, too.
     "workers",  # loading/workers/shutdown: they end with the process that has started them
     "commands",  # io/shell_process: so do shell commands

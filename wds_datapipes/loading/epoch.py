@@ -21,6 +21,7 @@ from wds_datapipes.datapipes import IterDataPipe, MapDataPipe
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
 from wds_datapipes.loading.torchdata_patches.local_functions import pickled_stages
+from wds_datapipes.pipes.foreign_iteration import adapt_foreign_stages
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import PipelineGraph, graph_of
 from wds_datapipes.pipes.inspection import splits, takes_seed
@@ -324,6 +325,8 @@ class EpochRun:
         if start.worker_reset_fn is not None:
             pipe = call_with_pipeline("worker_reset_fn", start.worker_reset_fn(pipe, start.info, start.seeds))
         guard_listings(pipe, seed)  # after these functions, so that they see only the user's stages
+        for each in (pipe, *([] if seeded is None else [seeded])):
+            adapt_foreign_stages(each)
         if counters is not None:
             PipelineGraph(pipe).share_counters(counters)
         self.pipe = pipe

@@ -17,6 +17,7 @@ TORCH_ATTRIBUTES = frozenset(
     {
         *("_buffer", "_enabled", "_fast_forward_iterator", "_number_of_samples_yielded", "_rng", "_seed"),
         *("_snapshot_state", "_uuid", "_valid_iterator_id"),
+        *("_is_child_datapipe", "_apply_fn"),  # of `adapt_foreign_stages`
     }
 )
 

@@ -11,9 +11,9 @@ from wds_datapipes.arguments import check_call, checks_calls
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.datapipes.iteration import checked
 from wds_datapipes.errors import StateError
-from wds_datapipes.foreign_names import explain_name
 from wds_datapipes.on_error.policy import CountedErrors, OnError, check_on_error
 from wds_datapipes.pipes.declarations import Declarations
+from wds_datapipes.pipes.foreign_calls import functional_form
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.inspection import name_of, sources_of
 from wds_datapipes.samples.position_buffer import plain_state
@@ -73,6 +73,8 @@ class Stage(Declarations, IterDataPipe[T_co]):
 
     has_state = False  # the methods below are placeholders
     on_error: OnError = "raise"
+    # torch asks for this before each item, and its search for a missing attribute takes a microsecond.
+    _is_child_datapipe = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         own = vars(cls).keys()
@@ -99,13 +101,7 @@ class Stage(Declarations, IterDataPipe[T_co]):
         return True  # regardless of its length
 
     def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)  # the functional form of a stage
-        except AttributeError:
-            if name[:1] == "_":  # torch looks up private attributes before each item
-                raise
-            message = f"{type(self).__name__!r} object has no attribute {name!r}{explain_name(name)}"
-            raise AttributeError(message, name=name, obj=self) from None  # lets Python suggest a similar name
+        return super().__getattr__(name) if name[:1] == "_" else functional_form(self, name)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state after the last item yielded, as a JSON-serializable dictionary."""

@@ -1,11 +1,11 @@
-"""Patches torchdata when a program imports it, so that importing this package does not import torchdata.
+"""The import hook of this package, which patches torchdata when a program imports it.
 
-torchdata registers its stages when it is imported. The first use of the name of one of them therefore imports it, too.
+So importing this package does not import torchdata. The hook also explains the names of other packages in
+``from wds_datapipes import NAME``.
 """
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import sys
 import warnings
@@ -16,41 +16,20 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-#: The stages that torchdata 0.7.1 to 0.9.0 register.
-STAGES = frozenset(
-    {
-        *("add_index", "async_map_batches", "bucketbatch", "check_hash", "cycle", "dataframe", "decompress", "drop"),
-        *("end_caching", "enumerate", "extract", "flatmap", "flatten", "fullsync", "header", "in_batch_shuffle"),
-        *(
-            "in_memory_cache",
-            "lines_to_paragraphs",
-            "list_files_by_ais",
-            "list_files_by_fsspec",
-            "list_files_by_iopath",
-        ),
-        *("list_files_by_s3", "load_files_by_ais", "load_files_by_s3", "load_from_bz2", "load_from_rar"),
-        *("load_from_tar", "load_from_tfrecord", "load_from_xz", "load_from_zip", "load_parquet_as_df", "map_batches"),
-        *("max_token_bucketize", "memory_cell", "mux_longest", "on_disk_cache", "open_files_by_fsspec"),
-        *("open_files_by_iopath", "parse_csv", "parse_csv_as_dict", "parse_json_files", "pin_memory", "prefetch"),
-        *("random_split", "read_from_gdrive", "read_from_http", "read_from_remote", "readlines", "repeat"),
-        *("round_robin_demux", "rows2columnar", "save_by_fsspec", "save_by_iopath", "save_to_disk", "set_length"),
-        *("shard_expand", "sharding_round_robin_dispatch", "shuffled_flatmap", "slice", "threadpool_map"),
-        *("to_iter_datapipe", "to_map_datapipe", "unzip", "webdataset", "zip_longest", "zip_with_iter", "zip_with_map"),
-    }
-)
+from wds_datapipes.foreign_names import explain_name
+
+PACKAGE = __name__.partition(".")[0]
 
 
-def on_import(package: str, act: Callable[[], object]) -> None:
-    """Call a function once a package has been imported: now, if it is already.
+def watch_imports(act: Callable[[], object]) -> None:
+    """Call a function once torchdata has been imported, which may be now; explain names of other packages from now on.
 
     Args:
-        package: the name of a package without a dot.
         act: the function.
     """
-    if package in sys.modules:
+    sys.meta_path.insert(0, ImportHook(act))
+    if "torchdata" in sys.modules:
         act()
-    else:
-        sys.meta_path.insert(0, _TorchdataFinder(package, act))
 
 
 def has_dataloader2() -> bool:
@@ -62,17 +41,6 @@ def has_dataloader2() -> bool:
     if (spec := importlib.util.find_spec("torchdata")) is None:
         return False
     return _find(name, spec.submodule_search_locations) is not None
-
-
-def import_stages() -> bool:
-    """Import torchdata's stages, which registers them; return whether it was not imported before and is installed."""
-    if "torchdata" in sys.modules:
-        return False
-    try:
-        importlib.import_module("torchdata.datapipes")
-    except ImportError:
-        return False
-    return True
 
 
 @contextmanager
@@ -93,17 +61,29 @@ def _find(
     return next(filter(None, (each.find_spec(name, path, target) for each in finders)), None)
 
 
-class _TorchdataFinder(MetaPathFinder):
-    """Finds a package as other finders do, with a loader that calls a function afterwards."""
+class ImportHook(MetaPathFinder):
+    """Finds torchdata as other finders do, with a loader that calls a function afterwards.
 
-    def __init__(self, package: str, act: Callable[[], object]) -> None:
-        self._package = package
+    Args:
+        act: the function.
+    """
+
+    def __init__(self, act: Callable[[], object]) -> None:
         self._act = act
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != self._package:
+        """Return the spec of torchdata, and none of other modules.
+
+        Raises:
+            ImportError: the program imports a name of another package from this one. ``from wds_datapipes import NAME``
+                drops the error of ``__getattr__``, and looks for a module of this name.
+        """
+        package, _, name = fullname.partition(".")
+        if package == PACKAGE and (advice := explain_name(name)):
+            raise ImportError(f"cannot import name {name!r} from {package!r}{advice}", name=package)
+        if fullname != "torchdata":
             return None
         spec = _find(fullname, path, target, without=self)
         if spec is not None and spec.loader is not None:

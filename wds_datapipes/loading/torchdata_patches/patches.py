@@ -1,4 +1,4 @@
-"""Patches of torchdata and torch, for defects that lose data, hang, repeat an order, or cost time.
+"""Patches of torchdata, and of two functions of torch, for defects that lose data, hang, or repeat an order.
 
 torchdata 0.7.1 to 0.9.0 are the last releases with ``DataLoader2`` and its ``MultiProcessingReadingService``, and will
 not be fixed (https://github.com/meta-pytorch/data/issues/1196). Once a program has imported ``wds_datapipes`` and
@@ -18,10 +18,8 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from wds_datapipes.arguments import check_call, check_integer
 from wds_datapipes.errors import StateError
-from wds_datapipes.foreign_names import explain_name
-from wds_datapipes.loading.torchdata_patches.on_import import STAGES, import_stages, on_import, silence_banner
+from wds_datapipes.loading.torchdata_patches.on_import import silence_banner, watch_imports
 from wds_datapipes.user_warnings import warn_user
 
 LOGGER = logging.getLogger("wds_datapipes")
@@ -63,10 +61,8 @@ def list_patches() -> list[Patch]:
         >>> from wds_datapipes import list_patches
         >>> [patch.name for patch in list_patches()][:4]
         ['multiprocessing_service', 'repeated_order', 'split_orders', 'prefetch_threads']
-        >>> [patch.name for patch in list_patches()][4:8]
-        ['endless_passes', 'later_passes', 'unknown_position', 'missing_attribute']
-        >>> [patch.name for patch in list_patches()][8:]
-        ['unexplained_names', 'unexplained_batches', 'unexplained_samplers']
+        >>> [patch.name for patch in list_patches()][4:]
+        ['endless_passes', 'later_passes', 'unknown_position', 'concurrent_traversals']
     """
     apply_to_torchdata()
     return [_done[patch.__name__] for patch in PATCHES]
@@ -76,7 +72,7 @@ def apply() -> None:
     """Patch torch, once per process, and torchdata as soon as it is imported."""
     if not _done:
         _apply(TORCH_PATCHES, _unwanted())
-        on_import("torchdata", apply_to_torchdata)
+        watch_imports(apply_to_torchdata)
 
 
 def apply_to_torchdata() -> None:
@@ -193,6 +189,8 @@ def later_passes() -> None:
     import torch
 
     from wds_datapipes.datapipes import graph_settings
+    from wds_datapipes.loading.splitting import has_own_stage
+    from wds_datapipes.pipes.foreign_iteration import adapt_foreign_stages
     from wds_datapipes.pipes.state.seeding import derive_later_seeds
     from wds_datapipes.pipes.state.shard_order import guard_listings
 
@@ -200,6 +198,8 @@ def later_passes() -> None:
 
     @functools.wraps(apply_random_seed)
     def apply_seeds_of_all_passes(datapipe: Any, rng: Any) -> Any:
+        if has_own_stage(datapipe):
+            adapt_foreign_stages(datapipe)
         derive_later_seeds(datapipe)
         # The number is drawn from a copy, so that importing this package changes no order.
         copied = torch.Generator()
@@ -256,110 +256,23 @@ def unknown_position() -> None:
     setattr(StatefulDataLoader, "load_state_dict", check_and_load)
 
 
-def missing_attribute() -> None:
-    """Before each item, torch looks up an attribute that most datapipes lack, which takes a microsecond.
+def concurrent_traversals() -> None:
+    """Torch fails if two threads traverse pipelines at once, as the threads of two loaders may, and after some forks.
 
-    The lookup ends in ``__getattr__``, which searches the functional names. With the patch, all datapipes have the
-    attribute, with the value that torch assumes if it is missing.
+    It pickles pipelines with hooks that all threads share. With the patch, one thread waits for the other, and so does
+    a fork.
     """
-    from wds_datapipes.datapipes import IterDataPipe
+    from wds_datapipes.datapipes.traversal import lock_traversal
 
-    setattr(IterDataPipe, "_is_child_datapipe", False)
-
-
-def unexplained_names() -> None:
-    """After a stage of torch, ``.shuffle(1000)`` and names of other packages fail without naming what to write.
-
-    A failing ``.shuffle()`` also prints an "Exception ignored" of its ``__del__``. With the patch, the first use
-    of a stage of torchdata imports torchdata, which registers it.
-    """
-    from wds_datapipes.datapipes import IterDataPipe, MapDataPipe, Shuffler
-
-    shuffle = IterDataPipe.functions["shuffle"]
-
-    def explained(look_up: Any) -> Any:
-        @functools.wraps(look_up)
-        def __getattr__(self: Any, name: str) -> Any:
-            try:
-                return look_up(self, name)
-            except AttributeError:
-                if name in STAGES and import_stages():
-                    return getattr(self, name)
-                if not explain_name(name):
-                    raise
-                message = f"{type(self).__name__!r} object has no attribute {name!r}{explain_name(name)}"
-                raise AttributeError(message, name=name, obj=self) from None
-
-        return __getattr__
-
-    def shuffle_or_explain(source: Any, *arguments: Any, **options: Any) -> Any:
-        if arguments:
-            raise TypeError(
-                f".shuffle() takes no positional arguments. To shuffle samples, write .shuffle_samples("
-                f"{arguments[0]!r}); to shuffle a list of shards, .shuffle(), before .sharding_filter()"
-            )
-        check_call(".shuffle()", Shuffler.__init__, (None, source), options, hidden=2)
-        check_integer("buffer_size", options.get("buffer_size", 1), 1)
-        return shuffle(source, **options)
-
-    for kind in (IterDataPipe, MapDataPipe):
-        setattr(kind, "__getattr__", explained(kind.__getattr__))
-    wrapped = getattr(shuffle, "__wrapped__", shuffle)  # the class, by which stages are named
-    IterDataPipe.functions["shuffle"] = functools.update_wrapper(shuffle_or_explain, wrapped, ("__doc__",), ())
-
-
-def unexplained_batches() -> None:
-    """``.collate()`` refuses images of different sizes, and samples without ``.batch()``, without naming the reason.
-
-    With the patch, the error names the field, its shapes or types, and what to do.
-    """
-    from torch.utils.data import default_collate
-
-    from wds_datapipes.datapipes import Collator
-    from wds_datapipes.pipes.inspection import names_of_elements
-    from wds_datapipes.samples.batching import explain_collation
-
-    apply = Collator._apply_fn
-
-    @functools.wraps(apply)
-    def apply_or_explain(self: Any, batch: Any) -> Any:
-        try:
-            return apply(self, batch)  # type: ignore[no-untyped-call]  # torch's
-        except (RuntimeError, TypeError, LookupError) as error:
-            if self.fn is not default_collate or not (reason := explain_collation(batch, names_of_elements(self))):
-                raise
-            raise (RuntimeError if isinstance(error, RuntimeError) else TypeError)(reason) from error
-
-    setattr(Collator, "_apply_fn", apply_or_explain)
-
-
-def unexplained_samplers() -> None:
-    """PyTorch's ``DataLoader`` refuses samplers of `IndexedSamples` without naming ``.map_style()``."""
-    from torch.utils.data import DataLoader
-
-    create = DataLoader.__init__
-
-    @functools.wraps(create)
-    def create_or_explain(self: Any, dataset: Any, *arguments: Any, **options: Any) -> None:
-        try:
-            create(self, dataset, *arguments, **options)
-        except ValueError as error:
-            if "ampler option" not in str(error) or "map_style" not in dir(type(dataset)):
-                raise
-            raise ValueError(
-                f"{error}. {type(dataset).__name__} orders its samples itself, by order=. For a sampler, pass the "
-                "map-style dataset that its .map_style() returns"
-            ) from None
-
-    setattr(DataLoader, "__init__", create_or_explain)
+    lock_traversal()
 
 
 #: Patches of the releases of torchdata with ``DataLoader2``.
 DATALOADER2_PATCHES = (multiprocessing_service, repeated_order, split_orders, prefetch_threads, endless_passes)
-#: Patches of torch, for every release that contains the patched code.
-TORCH_PATCHES = (later_passes, missing_attribute, unexplained_names, unexplained_batches, unexplained_samplers)
+#: Patches of functions of torch, for every release that contains the patched code. No class of torch is patched.
+TORCH_PATCHES = (later_passes, concurrent_traversals)
 #: All patches, in the order of the documentation.
-PATCHES = (*DATALOADER2_PATCHES, later_passes, unknown_position, *TORCH_PATCHES[1:])
+PATCHES = (*DATALOADER2_PATCHES, later_passes, unknown_position, concurrent_traversals)
 
 
 def _reason_against() -> str:
