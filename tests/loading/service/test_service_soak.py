@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import faulty_pipelines
 import pytest
 
 #: The number of loaders, and of epochs of each kind.
@@ -24,7 +25,8 @@ pytestmark = [pytest.mark.timeout(3600), pytest.mark.alone]
 def soak(folder: Path, *arguments: list[str]) -> list[dict[str, Any]]:
     """Run the script with several lists of arguments at the same time."""
     script = Path(__file__).with_name("service_soak.py")
-    environment = {**os.environ, "SCENARIOS_FOLDER": str(folder)}
+    support = os.pathsep.join(filter(None, [str(Path(faulty_pipelines.__file__).parent), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "FAULTS_FOLDER": str(folder), "PYTHONPATH": support}
     running = [
         subprocess.Popen(
             [sys.executable, script, *each], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

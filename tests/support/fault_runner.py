@@ -1,6 +1,6 @@
-"""Runs each scenario in a separate process, and reports its result and the processes and files that it leaves behind.
+"""Runs faults of `fault_table` in a process each, and reports the result of each, and what it leaves behind.
 
-A scenario that does not return in time is a "hang".
+One that does not return in time is a "hang".
 """
 
 from __future__ import annotations
@@ -23,15 +23,13 @@ from typing import Any
 
 import psutil
 
-__all__ = ["Become", "Main", "Scenario", "describe_error", "group", "has_own_shm", "in_another_main", "run"]
-
-#: The number of scenarios that run at a time; most of them wait.
+#: The number of faults that run at a time; most of them wait.
 TOGETHER = 5
 
 #: The time limit for a main program to exit, and for its workers after it, in seconds.
 END_S = 120.0
 
-Scenario = Callable[[], object]
+Cause = Callable[[], object]
 #: A main program. It calls its argument when the test may act on it.
 Main = Callable[[Callable[[], object]], object]
 
@@ -40,21 +38,21 @@ def describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def run(scenarios: Mapping[str, Scenario], limit_s: float) -> dict[str, dict[str, Any]]:
-    """Run scenarios, several at a time.
+def run(faults: Mapping[str, Cause], limit_s: float) -> dict[str, dict[str, Any]]:
+    """Run the causes of faults, several at a time.
 
     Returns:
-        For each scenario, its ``outcome``, what is ``left`` of it, its standard error (``noise``), and its duration in
+        For each fault, its ``outcome``, what is ``left`` of it, its standard error (``noise``), and its duration in
         seconds.
     """
     selector = selectors.DefaultSelector()
-    waiting = list(scenarios.items())
+    waiting = list(faults.items())
     gc.freeze()  # skip collecting imported modules at the end of each process, which takes a second
     results: dict[str, dict[str, Any]] = {}
     while waiting or selector.get_map():
         while waiting and len(selector.get_map()) < TOGETHER:
-            name, scenario = waiting.pop(0)
-            pid, reader, errors = start(scenario)
+            name, cause = waiting.pop(0)
+            pid, reader, errors = start(cause)
             selector.register(reader, selectors.EVENT_READ, (name, pid, errors, time.monotonic(), bytearray()))
         selector.select(0.5)
         for key in list(selector.get_map().values()):
@@ -76,16 +74,16 @@ def run(scenarios: Mapping[str, Scenario], limit_s: float) -> dict[str, dict[str
     return results
 
 
-def start(scenario: Scenario) -> tuple[int, int, Any]:
-    """Run a scenario in its own process and group; return its pid, the pipe for its result, and its standard error."""
+def start(cause: Cause) -> tuple[int, int, Any]:
+    """Run a fault in its own process and group; return its pid, the pipe for its result, and its standard error."""
     reader, writer = os.pipe()
-    errors = tempfile.TemporaryFile()  # noqa: SIM115 - it is read when the scenario has ended
+    errors = tempfile.TemporaryFile()  # noqa: SIM115 - it is read when the cause has ended
     pid = os.fork()
     if not pid:
         os.setpgid(0, 0)
         os.close(reader)
         os.dup2(errors.fileno(), 2)
-        answer = json.dumps(result_of(scenario)).encode()
+        answer = json.dumps(result_of(cause)).encode()
         while answer:
             answer = answer[os.write(writer, answer) :]
         os._exit(0)
@@ -94,7 +92,7 @@ def start(scenario: Scenario) -> tuple[int, int, Any]:
 
 
 def ending(pid: int, errors: Any) -> str:
-    """End all remaining processes of a scenario, and return its standard error."""
+    """End all remaining processes of a fault, and return its standard error."""
     # A main program has its own group, and would keep the runner's output open, so its reader would wait.
     with suppress(psutil.NoSuchProcess):
         for process in psutil.Process(pid).children(recursive=True):
@@ -109,11 +107,11 @@ def ending(pid: int, errors: Any) -> str:
     return noise.decode(errors="replace")
 
 
-def result_of(scenario: Scenario) -> dict[str, Any]:
-    """Run a scenario; return its result or error, and the resources that it leaves behind."""
+def result_of(cause: Cause) -> dict[str, Any]:
+    """Run a fault; return its result or error, and the resources that it leaves behind."""
     before = surroundings()
     try:
-        outcome = str(scenario())
+        outcome = str(cause())
     except Exception as error:
         outcome = describe_error(error)
     if len(outcome) > 20_000:

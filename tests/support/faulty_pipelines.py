@@ -1,4 +1,4 @@
-"""Pipelines and loaders for the scenarios of a `ShardReadingService`, and faults of user code in a worker."""
+"""Pipelines and loaders that meet the faults of `fault_table`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,11 +21,11 @@ from wds_datapipes.testing import build_shard
 
 from torchdata.dataloader2 import DataLoader2  # isort: skip  # its banner is silenced by the imports above
 
-if os.environ.get("SCENARIOS_WORKER") == "dies":
+if os.environ.get("FAULTS_WORKER") == "dies":
     os.kill(os.getpid(), signal.SIGKILL)  # in a worker that imports this
 
 #: The folder and names of the shards, and the number of samples in each.
-FOLDER = Path(os.environ["SCENARIOS_FOLDER"])
+FOLDER = Path(os.environ.get("FAULTS_FOLDER", "."))
 SHARDS = "abcdef"
 SAMPLES = 10
 
@@ -165,7 +164,28 @@ def read(pipe: IterDataPipe[Any], workers: int = 2, *rest: Any, **options: Any) 
         return take(dl, workers)
 
 
-# faults of user code
+# what a worker does instead of yielding a sample
+
+
+def busy_of(program: int) -> Path:
+    """Return the file that a worker of a program creates when it starts to nap."""
+    return FOLDER / f"busy {program}"
+
+
+def nap() -> None:
+    busy_of(os.getppid()).touch()
+    time.sleep(600)
+
+
+def nap_in_c() -> None:
+    """Sleep without letting any other thread run."""
+    busy_of(os.getppid()).touch()
+    ctypes.PyDLL(None).sleep(600)
+
+
+def nap_ignoring_signals() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    nap()
 
 
 class TwoArguments(Exception):
@@ -245,27 +265,6 @@ def send(number: int) -> None:
     nap()
 
 
-def busy_of(program: int) -> Path:
-    """Return the file that a worker of a program creates when it starts to nap."""
-    return FOLDER / f"busy {program}"
-
-
-def nap() -> None:
-    busy_of(os.getppid()).touch()
-    time.sleep(600)
-
-
-def nap_in_c() -> None:
-    """Sleep without letting any other thread run."""
-    busy_of(os.getppid()).touch()
-    ctypes.PyDLL(None).sleep(600)
-
-
-def nap_ignoring_signals() -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    nap()
-
-
 def lock() -> object:
     return threading.Lock()
 
@@ -293,36 +292,6 @@ def fork_sleeper() -> None:
     if not os.fork():
         nap()
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-ERRORS: dict[str, Act] = {
-    "LookupError": refuse,
-    "MemoryError": run_out,
-    "RecursionError": recurse,
-    "StopIteration": stop,
-    "two arguments": fail_with_two_arguments,
-    "unpicklable": fail_stubbornly,
-    "choosy": fail_choosily,
-    "long": fail_at_length,
-}
-ENDS: dict[str, Act] = {
-    "BaseException": fail_aside,
-    "KeyboardInterrupt": interrupt,
-    "sys.exit(3)": partial(leave, 3),
-    "sys.exit(text)": partial(leave, "good bye"),
-    "os._exit(5)": partial(leave_at_once, 5),
-    "SIGABRT": os.abort,
-    "SIGSEGV": partial(send, signal.SIGSEGV),
-    "SIGKILL": partial(send, signal.SIGKILL),
-    "SIGTERM": partial(send, signal.SIGTERM),
-}
-UNSENDABLE: dict[str, Act] = {"lock": lock, "nested lock": nested_lock}
-UNRECEIVABLE: dict[str, Act] = {"small": partial(Sealed, 10), "large": partial(Sealed, 1_000_000)}
-#: Ways in which a worker may be busy.
-BUSY: dict[str, Act] = {"asleep": nap, "in C code": nap_in_c, "deaf to SIGTERM": nap_ignoring_signals}
-
-
-# faults at startup
 
 
 class Refusing(Acting):
@@ -377,3 +346,7 @@ def reset_fails(pipe: Any, info: Any, seeds: Any) -> Any:
 
 def reset_naps(pipe: Any, info: Any, seeds: Any) -> Any:
     nap()
+
+
+#: Ways in which a worker may be busy.
+BUSY: dict[str, Act] = {"asleep": nap, "in C code": nap_in_c, "deaf to SIGTERM": nap_ignoring_signals}
