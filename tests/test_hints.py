@@ -18,7 +18,19 @@ import pytest
 from torch._utils import ExceptionWrapper
 
 import wds_datapipes
-from wds_datapipes import IndexedSamples, JobOptions, ReadLimits, Sample, ShardList, convert_shards, hints, last_dot
+from wds_datapipes import (
+    IndexedSamples,
+    JobOptions,
+    ReadLimits,
+    ReadOptions,
+    Sample,
+    ShardList,
+    convert_shards,
+    dataset_stats,
+    hints,
+    last_dot,
+    verify_shards,
+)
 from wds_datapipes import index as indexes
 from wds_datapipes.errors import CorruptShardError, WdsError
 from wds_datapipes.hints import ARGUMENTS, END_MARKER, IGNORE_ZEROS, LIMITS, Hint
@@ -74,7 +86,7 @@ CALLED: dict[str, dict[str, str]] = {
     "loading/torchdata_patches/local_functions.py": {"multiprocessing_context": ""},
     "loading/transport/protocol.py": {"num_workers": "ShardReadingService"},
     "loading/transport/shared_memory.py": {"num_workers": "ShardReadingService"},
-    "loading/workers/shutdown.py": {"PYTHONFAULTHANDLER": ""},
+    "loading/workers/exit_message.py": {"PYTHONFAULTHANDLER": ""},
     "loading/workers/pool.py": {"num_workers": "ShardReadingService"},
     "pipes/sharding.py": {"global_batch_size": "IndexedSamples"},
     "parallel/executors.py": {"executor": "convert_shards build_indexes"},
@@ -252,3 +264,15 @@ def test_passing_what_a_message_advises_helps(tmp_path: Path, kind: str, entry: 
     assert advice is not None, str(caught.value)
     arguments = eval(f"dict({advice[1].replace('...', 'None')})", dict(NAMES))
     ENTRIES[entry](str(path), **arguments)
+
+
+def test_the_faults_of_a_dataset_are_spelled_for_the_function_that_finds_them(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    path.write_bytes(SHARDS["end_marker"](path))
+    (shard,) = verify_shards(str(path), num_workers=0, progress=False)
+    (fault,) = dataset_stats(str(path), num_workers=0, progress=False).faults
+    advice = 'pass options=ReadOptions(end_marker="optional")'
+    assert [advice in message for message in (shard.faults[0].message, fault.message)] == [True, True]
+    options = ReadOptions(end_marker="optional")
+    assert not verify_shards(str(path), num_workers=0, progress=False, options=options)[0].faults
+    assert not dataset_stats(str(path), num_workers=0, progress=False, options=options).faults

@@ -105,7 +105,12 @@ def spelled_for(function: Callable[..., Any]) -> Iterator[None]:
 def spell_for(function: Callable[..., Any], error: Exception) -> None:
     """Spell the hints of an error for the function that the user called."""
     if len(error.args) == 1 and isinstance(message := error.args[0], Message) and message.hints:
-        error.args = (message.spell(partial(phrase_for, function)),)
+        error.args = (spelled(function, message),)
+
+
+def spelled(function: Callable[..., Any], text: str) -> str:
+    """Return a message with its hints spelled for the function that the user called."""
+    return text.spell(partial(phrase_for, function)) if isinstance(text, Message) else text
 
 
 def spells_hints(function: Callable[P, R]) -> Callable[P, R]:

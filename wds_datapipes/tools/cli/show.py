@@ -22,7 +22,7 @@ from wds_datapipes.tools.cli.options.read import READ, ReadArguments, Shards
 from wds_datapipes.tools.cli.options.values import FileOrUrl, Natural, Positive, metavar
 from wds_datapipes.tools.cli.printing import end_with_faults, print_json
 from wds_datapipes.tools.prepare.preview import Preview, escape_text, preview_field, sample_as_html
-from wds_datapipes.tools.prepare.read_options import ReadOptions
+from wds_datapipes.tools.prepare.read_options import ReadOptions, read_samples
 from wds_datapipes.tools.prepare.shard_contents import ShardFault
 from wds_datapipes.types import Sample
 
@@ -96,7 +96,7 @@ def read_all(
             faults.append(ShardFault(redact(url), type(error).__name__, "", "", str(error)))
             return True
 
-        for sample in scan.read_samples([url], on_error=record, on_duplicate="first", on_repeated_key="ignore"):
+        for sample in read_samples([url], scan, on_error=record, on_duplicate="first", on_repeated_key="ignore"):
             meter.add(samples=1)
             yield sample
         meter.add(shards=1)
@@ -141,7 +141,7 @@ def sheet_as_html(samples: Sequence[Sample], title: str, facts: Mapping[str, str
 def find_sample(urls: list[str], key: str | None, number: int, options: ReadArguments) -> tuple[Sample, int]:
     """Read shards up to a sample and return it with its position."""
     at, scan = -1, ReadOptions(**options.reading)
-    for at, sample in enumerate(scan.read_samples(urls, on_duplicate="first", on_repeated_key="ignore")):
+    for at, sample in enumerate(read_samples(urls, scan, on_duplicate="first", on_repeated_key="ignore")):
         if (key is None and at == number) or (key is not None and sample["__key__"] == key):
             return sample, at
     requested = f"with the key {key!r}" if key is not None else f"at position {number}"

@@ -48,13 +48,16 @@ class ReadOptions:
         check_key_rule(self.key_rule)
         check_choice("end_marker", self.end_marker, EndMarker)
 
-    def read_samples(self, urls: Iterable[str], *, on_error: OnError = "raise", **grouping: Any) -> Iterator[Sample]:
-        """Yield the samples of shards, with their fields as bytes; ``grouping`` is passed to `group_samples`."""
-        options = TarOptions(
-            end_marker=self.end_marker, on_error=on_error, storage_options=self.storage_options, limits=self.limits
-        )
-        return group_samples(read_shards(urls, options), key_rule=self.key_rule, on_error=on_error, **grouping)
-
 
 #: The default options.
 DEFAULT_READING = ReadOptions()
+
+
+def read_samples(
+    urls: Iterable[str], options: ReadOptions, *, on_error: OnError = "raise", **grouping: Any
+) -> Iterator[Sample]:
+    """Yield the samples of shards, with their fields as bytes; ``grouping`` is passed to `group_samples`."""
+    opening = TarOptions(
+        end_marker=options.end_marker, on_error=on_error, storage_options=options.storage_options, limits=options.limits
+    )
+    return group_samples(read_shards(urls, opening), key_rule=options.key_rule, on_error=on_error, **grouping)

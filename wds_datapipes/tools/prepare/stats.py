@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from wds_datapipes.arguments import checks_calls
 from wds_datapipes.parallel.map_shards import Shards, collect_shards, resolve_shards
-from wds_datapipes.tools.prepare.read_options import DEFAULT_READING, ReadOptions
+from wds_datapipes.signatures import spelled
+from wds_datapipes.tools.prepare.read_options import DEFAULT_READING, ReadOptions, read_samples
 from wds_datapipes.tools.prepare.shard_contents import ShardFault, read_contents
 
 
@@ -147,7 +148,8 @@ def _read_stats(url: str, label: str | None, options: ReadOptions) -> _ShardStat
     classes: Counter[str] = Counter()
     if label is not None and label in sizes:
         # Faults are in the contents already.
-        for fields in options.read_samples([url], on_error="skip", fields=[label]):
+        for fields in read_samples([url], options, on_error="skip", fields=[label]):
             if label in fields:
                 classes[bytes(fields[label]).decode(errors="replace").strip()] += 1
-    return _ShardStats(contents.bytes, sizes, contents.faults, classes)
+    faults = [each._replace(message=spelled(dataset_stats, each.message)) for each in contents.faults]
+    return _ShardStats(contents.bytes, sizes, faults, classes)

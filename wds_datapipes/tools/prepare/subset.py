@@ -11,7 +11,7 @@ from wds_datapipes.samples.fields import Lacking
 from wds_datapipes.samples.sampling import parse_slice, slice_samples
 from wds_datapipes.samples.select import parse_patterns, rename, select_fields
 from wds_datapipes.shards.held_samples import ItemCounter
-from wds_datapipes.tools.prepare.read_options import ReadOptions
+from wds_datapipes.tools.prepare.read_options import ReadOptions, read_samples
 from wds_datapipes.types import Sample
 
 #: The placeholders of a pattern for new keys.
@@ -69,7 +69,7 @@ class Subset(ReadOptions):
             ShardError: a shard cannot be read.
             SampleError: a sample has a repeated field, is split into parts, or lacks a requested field.
         """
-        samples = self.read_samples(urls, on_error=self.on_error, on_repeated_key="raise")
+        samples = read_samples(urls, self, on_error=self.on_error, on_repeated_key="raise")
         if self.positions:
             samples = slice_samples(samples, *parse_slice(self.positions), counter=ItemCounter())
         if self.select:

@@ -29,7 +29,8 @@ from wds_datapipes.index.format.validity import check_index
 from wds_datapipes.io.openers import redact, split_scheme
 from wds_datapipes.parallel.map_shards import Shards, collect_shards, resolve_shards
 from wds_datapipes.redaction import hides_credentials
-from wds_datapipes.tools.prepare.read_options import DEFAULT_READING, ReadOptions
+from wds_datapipes.signatures import spelled
+from wds_datapipes.tools.prepare.read_options import DEFAULT_READING, ReadOptions, read_samples
 from wds_datapipes.tools.prepare.shard_contents import ShardFault, read_contents
 from wds_datapipes.types import ShardInfo
 
@@ -84,7 +85,7 @@ class VerifiedShard:
         """Record a fault."""
         self.counts[kind] += 1
         if self.counts[kind] <= MAX_FAULTS:
-            self.faults.append(ShardFault(redact(self.url), kind, key, field, message))
+            self.faults.append(ShardFault(redact(self.url), kind, key, field, spelled(verify_shards, message)))
 
     def add_error(self, error: Exception) -> None:
         """Record an error that concerns the whole shard."""
@@ -252,8 +253,8 @@ def _decode(found: VerifiedShard, checks: Checks) -> None:
             found.add_error(error)
         return True
 
-    for sample in checks.reading.read_samples(
-        [found.url], on_error=record_once, on_duplicate="first", on_repeated_key="ignore"
+    for sample in read_samples(
+        [found.url], checks.reading, on_error=record_once, on_duplicate="first", on_repeated_key="ignore"
     ):
         key = sample["__key__"]
         for name in [name for name in sample if name[:2] != "__"]:
