@@ -50,7 +50,7 @@ def test_columns_are_computed_stored_and_read(tmp_path: Path) -> None:
     assert index.has_same_layout(build_index(f"{tmp_path}/2.tar"))
 
 
-def test_columns_come_from_fields_and_places_in_them(tmp_path: Path) -> None:
+def test_columns_come_from_fields_and_paths_in_them(tmp_path: Path) -> None:
     pattern = write(tmp_path)
     places = {"label": "cls", "width": "json.width", "split": "json.split"}
     assert [result.is_new for result in build_indexes(pattern, columns=places)] == [True] * 3
@@ -64,7 +64,7 @@ def test_columns_come_from_fields_and_places_in_them(tmp_path: Path) -> None:
     assert [sample["__key__"] for sample in samples] == ["02", "05", "08", "11"]
 
 
-def test_only_the_fields_of_places_are_read(tmp_path: Path) -> None:
+def test_only_the_fields_of_paths_are_read(tmp_path: Path) -> None:
     deep = json.dumps({"a": [{"b.c": 1}, {"b": True}]})
     url = build_shard(tmp_path / "a.tar", [{"__key__": "x", "meta.json": deep, "jpg": b"no image", "txt": "text"}])
     columns = build_index(url, columns={"is_b": "meta.json.a.1.b", "text": "txt"}).columns

@@ -68,7 +68,7 @@ def test_datasets_are_read_pass_by_pass_in_the_proportions_of_a_schedule(
         datasets, weights=schedule, global_batch_size=8, epoch=EpochOptions(samples=count, window_shards=2), **options
     )
     steps = steps_of(pipe, epochs=1 + 120 // count)
-    for name, own in pipe.dataset.parts.items():  # each sample once per pass of its lane, across phases and epochs
+    for name, own in pipe.dataset.shards_of.items():  # each sample once per pass of its lane, across phases and epochs
         size, share = int(pipe.dataset.sizes[own].sum()), 8 // pipe.lanes
         for lane in range(pipe.lanes if pipe.remainder == "drop" or pipe.lanes == 1 else 0):
             slots = slice(lane * share, (lane + 1) * share)

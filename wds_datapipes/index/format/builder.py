@@ -51,7 +51,7 @@ def build_index(
         url: the shard, a path or a URL.
         options: how it is indexed.
         columns: a function from a sample, with its fields as bytes, to a mapping of names to numbers, Boolean values or
-            short text, such as ``lambda sample: {"label": int(sample["cls"])}``; or a mapping from names to the places
+            short text, such as ``lambda sample: {"label": int(sample["cls"])}``; or a mapping from names to the paths
             of such values in fields, which are decoded as ``.wds_decode()`` does, such as ``{"label": "cls", "width":
             "json.size.0"}``. They are arrays in ``index.columns``.
         fields: the fields that this function needs, by default all. Other fields are not read.

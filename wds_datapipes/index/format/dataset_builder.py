@@ -94,8 +94,8 @@ def build_indexes(
         options: how shards are indexed. An index without a digest is invalid if there should be one. An index that
             was built by other rules is an error, unless ``rebuild`` replaces it.
         columns: a function that computes columns of your own, such as labels, from each sample, or a mapping from their
-            names to places in fields; see `build_index`. An index with other columns is invalid. Without this argument,
-            valid indexes keep theirs.
+            names to paths of values in fields; see `build_index`. An index with other columns is invalid. Without this
+            argument, valid indexes keep theirs.
         fields: the fields that this function needs; by default all. Others are not read.
         on_error: ``"raise"`` stops at the first shard that cannot be indexed and keeps the indexes built so far. The
             other values are the same as in all stages.
@@ -135,7 +135,7 @@ def build_indexes(
     policy = ErrorPolicy(on_error, "build_indexes")
     results: dict[int, IndexResult] = {}
 
-    def run(
+    def process(
         work: Callable[[str], IndexResult | None],
         numbers: list[int],
         executor: Executor | None,
@@ -144,8 +144,8 @@ def build_indexes(
         """Call a function for shards; return those without a result, unless the policy stops."""
         left = []
         urls = [shards[number] for number in numbers]
-        for place, task in map_shards(work, urls, executor=executor, num_workers=num_workers):
-            error, number = task.exception(), numbers[place]
+        for at, task in map_shards(work, urls, executor=executor, num_workers=num_workers):
+            error, number = task.exception(), numbers[at]
             if isinstance(error, Exception):
                 policy.tried += 1
                 if not policy.handle(error, url=shards[number]):
@@ -164,16 +164,16 @@ def build_indexes(
         return sorted(left)
 
     with ThreadPoolExecutor(THREADS, "wds-find-index") as threads:
-        missing = [*range(len(shards))] if rebuild else run(indexer.find, [*range(len(shards))], threads)
+        missing = [*range(len(shards))] if rebuild else process(indexer.find, [*range(len(shards))], threads)
         if not missing:
             remove_abandoned_locks(targets)
         while missing:
             with lock_folder(targets[missing[0]], create=index_dir is not None) as has_waited:
                 if rebuild or not has_waited:
                     with ProgressMeter("Indexing", len(missing), shown=progress, logger=LOGGER) as meter:
-                        run(indexer.build, missing, executor, meter)
+                        process(indexer.build, missing, executor, meter)
                     break
-            missing = run(indexer.find, missing, threads)
+            missing = process(indexer.find, missing, threads)
     policy.finish()
     return [results[number] for number in sorted(results)]
 

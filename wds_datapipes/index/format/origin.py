@@ -17,7 +17,7 @@ DIGITS = 32
 
 
 def origin_of(url: str, storage_options: Mapping[str, Any] | None = None) -> str:
-    """Return a digest of the place of a file: its host and path, or its URL without credentials, and its store.
+    """Return a digest of the location of a file: its host and path, or its URL without credentials, and its store.
 
     >>> origin_of("s3://bucket/a.tar") == origin_of("s3://copy/a.tar")
     False
@@ -28,10 +28,10 @@ def origin_of(url: str, storage_options: Mapping[str, Any] | None = None) -> str
     """
     path = local_path(url)
     if path is not None:
-        place = [_host(), str(Path(path).absolute())]
+        location = [_host(), str(Path(path).absolute())]
     else:
-        place = [redact(url), *sorted(_endpoints(storage_options or {}))]
-    return hashlib.sha256("\0".join(place).encode("utf-8", "surrogatepass")).hexdigest()[:DIGITS]
+        location = [redact(url), *sorted(_endpoints(storage_options or {}))]
+    return hashlib.sha256("\0".join(location).encode("utf-8", "surrogatepass")).hexdigest()[:DIGITS]
 
 
 @cache

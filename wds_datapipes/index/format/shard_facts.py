@@ -47,7 +47,7 @@ class ShardFacts:
         sha256: its digest, in hexadecimal digits.
         mtime_ns: the modification time of a local file, or of a file without an ETag, in nanoseconds since 1970.
         etag: the identifier of this version in a store.
-        origin: a digest of the place where this time or ETag was recorded; those of a copy differ.
+        origin: a digest of the location where this time or ETag was recorded; those of a copy differ.
         compression: ``"gzip"``, ``"bz2"``, ``"xz"`` or ``"zstd"``; ``None`` for a plain archive.
         key_rule: the rule that splits member names: ``"first_dot"``, ``"last_dot"`` or ``"module:function"``.
         lowercase: whether field names are lowercased.
@@ -82,7 +82,7 @@ class ShardFacts:
         return cls(**found)
 
     def at(self, origin: str) -> ShardFacts:
-        """Return the facts that hold at a place: a copy has neither the time nor the ETag of another one."""
+        """Return the facts that hold at a location: a copy has neither the time nor the ETag of another one."""
         return self if origin == self.origin else replace(self, mtime_ns=None, etag=None)
 
     @property

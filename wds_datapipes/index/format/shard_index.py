@@ -216,7 +216,7 @@ class ShardIndex:
         whether the index is still valid.
 
         Args:
-            origin: the place of the shard.
+            origin: the location of the shard.
             now: what its store reports about it.
         """
         then = self.facts.at(origin)

@@ -28,7 +28,7 @@ Value: TypeAlias = "bool | int | float | str"
 ComputeColumns: TypeAlias = Callable[[Sample], Mapping[str, Value]]
 """A function from a sample, with its fields as bytes, to a value for each column."""
 Columns: TypeAlias = "ComputeColumns | Mapping[str, str]"
-"""Such a function, or the place of each column's value in a sample, such as ``"cls"`` or ``"json.caption.length"``."""
+"""Such a function, or the path of each column's value in a sample, such as ``"cls"`` or ``"json.caption.length"``."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class FieldColumns:
     """Computes columns from fields, which are decoded by the basic decoders.
 
     Args:
-        places: the name of each column and the place of its value: a field, or a field and a path of keys and positions
+        paths: the name of each column and the path of its value: a field, or a field and keys and positions
             in its value, with dots.
 
     Examples:
@@ -45,49 +45,49 @@ class FieldColumns:
         {'label': 7, 'width': 640}
     """
 
-    places: tuple[tuple[str, str], ...]
+    paths: tuple[tuple[str, str], ...]
 
     def __call__(self, sample: Sample) -> dict[str, Value]:
         """Return the values of a sample.
 
         Raises:
-            MissingFieldError: the sample lacks a field, or its value has no such place.
+            MissingFieldError: the sample lacks a field, or its value has no such path.
             DecodeError: a field cannot be decoded.
         """
         decoded: dict[str, Any] = {}
-        return {name: self._find(sample, place, decoded) for name, place in self.places}
+        return {name: self._find(sample, path, decoded) for name, path in self.paths}
 
     @staticmethod
-    def _find(sample: Sample, place: str, decoded: dict[str, Any]) -> Any:
-        field = next((each for each in _prefixes(place) if each in sample), None)
+    def _find(sample: Sample, path: str, decoded: dict[str, Any]) -> Any:
+        field = next((each for each in _prefixes(path) if each in sample), None)
         if field is None:
-            raise _missing_error(place, f"there is no such field in {describe_sample(sample)}")
+            raise _missing_error(path, f"there is no such field in {describe_sample(sample)}")
         if field not in decoded:
             decoded[field] = basic_decoders().convert_field(sample, field)
         value = decoded[field]
-        for key in filter(None, place[len(field) :].split(".")):
+        for key in filter(None, path[len(field) :].split(".")):
             is_array = isinstance(value, list | np.ndarray)
             if not (
                 key.isdecimal() and int(key) < len(value) if is_array else isinstance(value, dict) and key in value
             ):
-                raise _missing_error(place, f"{describe_sample(sample)} has {value!r:.100}, which has no {key!r}")
+                raise _missing_error(path, f"{describe_sample(sample)} has {value!r:.100}, which has no {key!r}")
             value = value[int(key) if is_array else key]
         return value
 
 
-def _missing_error(place: str, found: str) -> MissingFieldError:
+def _missing_error(path: str, found: str) -> MissingFieldError:
     return MissingFieldError(
-        f"The column of {place!r} has no value: {found}. To store another value then, pass a function"
+        f"The column of {path!r} has no value: {found}. To store another value then, pass a function"
     )
 
 
-def _prefixes(place: str) -> list[str]:
-    """Return the fields in which a place may be, the longest first.
+def _prefixes(path: str) -> list[str]:
+    """Return the fields in which a path may be, the longest first.
 
     >>> _prefixes("meta.json.width")
     ['meta.json.width', 'meta.json', 'meta']
     """
-    parts = place.split(".")
+    parts = path.split(".")
     return [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
 
 
@@ -101,14 +101,14 @@ def as_function(columns: Columns | None) -> ComputeColumns | None:
     """Return the function that computes columns.
 
     Raises:
-        TypeError: ``columns`` is neither a function nor a mapping from names to places.
+        TypeError: ``columns`` is neither a function nor a mapping from names to paths.
     """
     if columns is None or callable(columns):
         return columns
     given: Any = columns
     if not isinstance(given, Mapping) or not all(isinstance(each, str) and each for each in chain(*given.items())):
         raise TypeError(
-            "columns must be a function of a sample, or a mapping from names to places such as "
+            "columns must be a function of a sample, or a mapping from names to paths such as "
             f"{{'label': 'cls', 'width': 'json.width'}}, not {columns!r:.200}"
         )
     return FieldColumns(tuple(columns.items()))
@@ -118,7 +118,7 @@ def fields_of(compute: ComputeColumns) -> list[str] | None:
     """Return the fields that a function needs, if that is known."""
     if not isinstance(compute, FieldColumns):
         return None
-    return list(dict.fromkeys(field for _, place in compute.places for field in _prefixes(place)))
+    return list(dict.fromkeys(field for _, path in compute.paths for field in _prefixes(path)))
 
 
 def add_columns(

@@ -123,7 +123,7 @@ class BatchShare:
 
     def __len__(self) -> int:
         turns = self.instance.share_of(self.whole_batches)
-        return turns * self.size + (len(self._part_of_rest()) if self._has_rest else 0)
+        return turns * self.size + (len(self._rest_of_rank()) if self._has_rest else 0)
 
     def is_alike_on_ranks(self, done: int) -> bool:
         """Whether this worker has yielded ``done`` samples on every rank, if the ranks are in step.
@@ -156,7 +156,7 @@ class BatchShare:
             done = 0
         has_last = self._has_rest and (end is None or end > self.whole_batches)
         if has_last and self.whole_batches >= worker + turn * workers:
-            yield from self._split(np.array(self._part_of_rest()[done:], np.int64))
+            yield from self._split(np.array(self._rest_of_rank()[done:], np.int64))
 
     @property
     def _has_rest(self) -> bool:
@@ -168,7 +168,7 @@ class BatchShare:
         """The number of samples of the rest of the epoch, without padding."""
         return bisect_left(self.rest.missing, self.end) + max(self.end - self.rest.start, 0)
 
-    def _part_of_rest(self) -> range:
+    def _rest_of_rank(self) -> range:
         """Return which samples after the last full batch belong to this rank."""
         start = self.whole_batches * self.batch
         count, rank, ranks = max(self._left - start, 0), self.instance.rank, self.instance.ranks  # 0 if they are padded
@@ -178,9 +178,9 @@ class BatchShare:
         """Return which samples of the rest of the epoch to read for others, so that all lanes share the padding."""
         whole, rest = divmod(self._left, self.batch)
         slots = numbers - whole * self.batch
-        lanes, places = np.divmod(slots, self.batch // self.lanes)
+        lanes, inner = np.divmod(slots, self.batch // self.lanes)
         first, end = lanes * rest // self.lanes, (lanes + 1) * rest // self.lanes
-        moved = np.where(places < end - first, first + places, rest + slots - end) + whole * self.batch
+        moved = np.where(inner < end - first, first + inner, rest + slots - end) + whole * self.batch
         divided: Numbers = np.where(slots < 0, numbers, moved)
         return divided
 

@@ -20,8 +20,8 @@ class DrawPattern:
     """Draws from several datasets in the proportions of integer weights.
 
     A period is the shortest sequence of draws with the exact proportions. After any number of draws, those from each
-    dataset differ from their exact share by less than one. The key chooses the place in the pattern at which each
-    period begins, among the places that preserve this bound, so that no rank always reads the same dataset.
+    dataset differ from their exact share by less than one. The key chooses the index in the pattern at which each
+    period begins, among the indices that preserve this bound, so that no rank always reads the same dataset.
 
     Args:
         weights: the number of draws from each dataset in a period; 0 for a dataset that is not read.
@@ -36,7 +36,7 @@ class DrawPattern:
     def __init__(self, weights: tuple[int, ...], key: int | None = None) -> None:
         self._weights = np.array(weights, np.int64)
         self._key = None if key is None else np.uint64(key)
-        self._pattern, self._places, self._beginnings = _pattern_of(weights)
+        self._pattern, self._indices, self._beginnings = _pattern_of(weights)
 
     def draw(self, numbers: Numbers, shifts: Numbers | int) -> tuple[Numbers, Numbers]:
         """Return the dataset of each draw and the number of earlier draws from it.
@@ -54,7 +54,7 @@ class DrawPattern:
         return self._count_of(np.arange(len(self._weights))[:, None], *self._locate(numbers, shifts))
 
     def _locate(self, numbers: Numbers, shifts: Numbers | int) -> tuple[Numbers, Numbers, Numbers]:
-        """Return the period of each draw, its beginning in the pattern, and the place of the draw in it or the next."""
+        """Return the period of each draw, its beginning in the pattern, and the index of the draw in it or the next."""
         period = len(self._pattern)
         periods, draws = np.divmod(numbers, period)
         begins = shifts + np.zeros_like(periods)
@@ -66,18 +66,19 @@ class DrawPattern:
 
     def _count_of(self, datasets: Numbers, periods: Numbers, begins: Numbers, ends: Numbers) -> Numbers:
         period, of_period = len(self._pattern), self._weights[datasets]
-        first = np.searchsorted(self._places, datasets * period + begins)
-        last = np.searchsorted(self._places, datasets * period + ends % period)
+        first = np.searchsorted(self._indices, datasets * period + begins)
+        last = np.searchsorted(self._indices, datasets * period + ends % period)
         counts: Numbers = (periods + ends // period) * of_period + last - first
         return counts
 
 
 @lru_cache(maxsize=256)
 def _pattern_of(weights: tuple[int, ...]) -> tuple[Numbers, Numbers, Numbers]:
-    """Return the dataset of each place of a pattern, the places by dataset, and those where a period may begin.
+    """Return the dataset of each index of a pattern, the indices by dataset, and those where a period may begin.
 
-    The number of a dataset, times the length of the pattern, is added to its places. The pattern is Tijdeman's solution
-    of the chairman assignment problem: among the datasets that are due, the one with the earliest deadline is next.
+    The number of a dataset, times the length of the pattern, is added to its indices. The pattern is Tijdeman's
+    solution of the chairman assignment problem: among the datasets that are due, the one with the earliest deadline is
+    next.
     """
     period, drawn = sum(weights), [0] * len(weights)
     used = [number for number, weight in enumerate(weights) if weight]
@@ -89,13 +90,13 @@ def _pattern_of(weights: tuple[int, ...]) -> tuple[Numbers, Numbers, Numbers]:
         drawn[following] += 1
         found.append(following)
     pattern = np.array(found, np.int64)
-    places = np.sort(np.arange(period) + pattern * period)
+    indices = np.sort(np.arange(period) + pattern * period)
     is_beginning = np.ones(period, np.bool_)
     for number in used:
         ahead = np.cumsum(pattern == number) * period - np.arange(1, period + 1) * weights[number]
         before = np.concatenate([[0], ahead[:-1]])
         is_beginning &= (ahead.max() - before < period) & (before - ahead.min() < period)
-    return pattern, places, np.flatnonzero(is_beginning)
+    return pattern, indices, np.flatnonzero(is_beginning)
 
 
 def integer_weights(weights: Mapping[str, float], names: Sequence[str]) -> dict[str, int]:

@@ -56,7 +56,7 @@ class IndexedShards:
         sizes: the number of selected samples in each shard.
         all_sizes: the number of samples in each.
         all_starts: the number of the first sample of each.
-        parts: the shards of each dataset.
+        shards_of: the shards of each dataset.
         lengths: the length of each selected sample, in the order of the shards; None if unknown.
         joins: the joined datasets.
         access: how shards are opened.
@@ -83,10 +83,10 @@ class IndexedShards:
     ) -> None:
         self.access, self.fields = access, fields
         self.exclusions = Exclusions.of(exclude, [*datasets], access.storage_options)
-        self.parts: dict[str, slice] = {}
+        self.shards_of: dict[str, slice] = {}
         every = list[tuple[str, int]]()
         for name, shards in datasets.items():
-            self.parts[name] = slice(len(every), len(every) + len(shards))
+            self.shards_of[name] = slice(len(every), len(every) + len(shards))
             every += shards
         self.urls = [url for url, _ in every]
         self.dataset_names = None if "" in datasets else [name for name, shards in datasets.items() for _ in shards]
@@ -119,7 +119,7 @@ class IndexedShards:
         """Restrict the datasets to the selected samples with all required counterparts."""
         masks = [join.are_found for join, lacking in zip(self.joins, missing, strict=True) if lacking == "skip"]
         among = np.logical_and.reduce(masks) if masks else None
-        selects = by_dataset("select", select, self.parts)
+        selects = by_dataset("select", select, self.shards_of)
         if isinstance(select, Mapping):
             select = self._select_by_name(selects)
         if select is None and among is None:
@@ -134,7 +134,7 @@ class IndexedShards:
     def _select_by_name(self, select: Mapping[str, Select]) -> Numbers:
         """Return the numbers of the samples selected from each dataset, by default all."""
         numbers = [np.empty(0, np.int64)]
-        for name, part in self.parts.items():
+        for name, part in self.shards_of.items():
             read = partial(lambda first, shard: self.read_index(first + shard), part.start)
             own = Selection(select.get(name, slice(None)), self.all_sizes[part], read_index=read)
             numbers.append(own.numbers + int(self.all_sizes[: part.start].sum()))
@@ -178,8 +178,8 @@ class IndexedShards:
 
     def find(self, chunk: Chunk) -> Chunk:
         """Convert positions among the selected samples of shards to numbers of samples in these shards."""
-        shards, places = chunk
-        return shards, places if self._selection is None else self._selection.find(shards, places)
+        shards, positions = chunk
+        return shards, positions if self._selection is None else self._selection.find(shards, positions)
 
     def excluding(self, exclusions: Exclusions) -> IndexedShards:
         """Return these shards with different exclusions."""
@@ -204,10 +204,12 @@ class IndexedShards:
         lanes = Lanes(first.count, first.batch, plan.lanes)
         found: SampleOrder
         if first.points is None:
-            own = numbers_of_shards(first.drawn_datasets(""), self.parts)
+            own = numbers_of_shards(first.drawn_datasets(""), self.shards_of)
             found = EpochOrder(self.sizes[own], order, seed=seed, window_shards=window, lanes=plan.lanes, numbers=own)
         else:
-            found = MixedOrder(plan, epoch, self.sizes, self.parts, order, seed=run, lanes=lanes, window_shards=window)
+            found = MixedOrder(
+                plan, epoch, self.sizes, self.shards_of, order, seed=run, lanes=lanes, window_shards=window
+            )
         if self.lengths is not None:
             shuffles, window = order != "sequential", options.bucket_window
             found = LengthOrder(
@@ -219,7 +221,7 @@ class IndexedShards:
 
     def datasets_of(self, shards: Numbers) -> Numbers:
         """Return the numbers of the datasets of shards."""
-        return np.searchsorted([part.stop for part in self.parts.values()], shards, "right")
+        return np.searchsorted([part.stop for part in self.shards_of.values()], shards, "right")
 
     def keys(self, shards: Numbers, numbers: Numbers) -> list[str]:
         """Return the keys of samples; the index of each of their shards is read once."""
@@ -238,7 +240,7 @@ class IndexedShards:
 
     def digest_of(self, name: str, shards: int) -> str:
         """Return a digest of the first shards of a dataset and of the samples selected from them."""
-        part = self.parts[name]
+        part = self.shards_of[name]
         part = slice(part.start, part.start + shards)
         details = [join.other.fingerprint() for join in self.joins]
         if self._selection is not None and shards:
@@ -255,7 +257,7 @@ class IndexedShards:
         details = [] if self._selection is None else [self._selection.fingerprint()]
         details += [
             *(join.other.fingerprint() for join in self.joins),
-            *(repr(part) for part in self.parts.items() if part[0]),
+            *(repr(part) for part in self.shards_of.items() if part[0]),
             *([] if self.lengths is None else [fingerprint(self.lengths.tobytes())]),
         ]
         return f"{text} #{fingerprint([self.urls, self.sizes.tobytes(), *details])[:12]}"

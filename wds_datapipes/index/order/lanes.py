@@ -46,9 +46,9 @@ def check_lanes(lanes: int, batch: int | None, count: int) -> None:
 class Lanes:
     """Divides an epoch into lanes: each global batch has samples of the same lanes in the same slots.
 
-    Slots ``[i * share, (i + 1) * share)`` of each batch are those of lane i, so a part of a batch has the same lanes in
-    all batches. The remaining samples after the last full batch follow lane by lane. Padding, at positions from
-    ``count`` on, repeats the first samples of each lane.
+    Slots ``[i * lane_batch, (i + 1) * lane_batch)`` of each batch are those of lane i, so a part of a batch has the
+    same lanes in all batches. The remaining samples after the last full batch follow lane by lane. Padding, at
+    positions from ``count`` on, repeats the first samples of each lane.
 
     Args:
         count: the number of samples in the epoch.
@@ -56,7 +56,7 @@ class Lanes:
         lanes: the number of lanes.
 
     Attributes:
-        share: the number of samples of each lane in a batch.
+        lane_batch: the number of samples of each lane in a batch.
         whole: the number of samples of each lane in all full batches.
         starts: the number of samples before each lane if they are numbered lane by lane.
 
@@ -67,12 +67,12 @@ class Lanes:
     """
 
     def __init__(self, count: int, batch: int = 1, lanes: int = 1) -> None:
-        self.count, self.batch, self.share = count, batch, batch // lanes
-        self.whole = count // batch * self.share
+        self.count, self.batch, self.lane_batch = count, batch, batch // lanes
+        self.whole = count // batch * self.lane_batch
         self.starts = lane_starts(count, lanes)
         self._sizes = np.diff(self.starts)
         self._rests = lane_starts(count % batch, lanes)
-        self._padding = np.arange(lanes + 1) * self.share - self._rests
+        self._padding = np.arange(lanes + 1) * self.lane_batch - self._rests
 
     def __len__(self) -> int:
         """Return the number of lanes."""
@@ -86,8 +86,8 @@ class Lanes:
     def locate(self, positions: Numbers) -> Numbers:
         """Return the numbers of the samples at some positions of the epoch if samples are numbered lane by lane."""
         batches, slots = np.divmod(positions, self.batch)
-        lanes, numbers = np.divmod(slots, self.share)
-        numbers += batches * self.share
+        lanes, numbers = np.divmod(slots, self.lane_batch)
+        numbers += batches * self.lane_batch
         is_left = positions >= self.whole * len(self)
         if is_left.any():
             left = positions[is_left] - self.whole * len(self)

@@ -29,7 +29,7 @@ class MixedOrder:
         plan: the phases of the run.
         epoch: the number of the epoch.
         sizes: the number of samples in each shard.
-        parts: the shards of each dataset.
+        shards_of: the shards of each dataset.
         order: the order within each dataset.
         seed: the seed of the run.
         lanes: the lanes of the epoch, which follow one another in this order.
@@ -41,7 +41,7 @@ class MixedOrder:
         plan: PhasePlan,
         epoch: int,
         sizes: Sequence[int] | Numbers,
-        parts: Mapping[str, slice],
+        shards_of: Mapping[str, slice],
         order: Order,
         *,
         seed: int,
@@ -54,7 +54,7 @@ class MixedOrder:
         self._lanes = lanes
         options = {"order": order, "window_shards": window_shards, "lanes": len(lanes)}
         self._datasets = [
-            DrawnDataset(name, own, np.asarray(sizes, np.int64), parts, seed, options)
+            DrawnDataset(name, own, np.asarray(sizes, np.int64), shards_of, seed, options)
             for name, own in zip(names, passes, strict=True)
         ]
 
@@ -74,14 +74,14 @@ class MixedOrder:
         lanes, numbers = self._lanes.split(positions)
         which = np.searchsorted(self._begins, numbers, "right") - 1
         numbers = numbers + self._earlier[lanes]
-        chosen, draws, shards, places = (np.empty_like(numbers) for _ in range(4))
+        chosen, draws, shards, samples = (np.empty_like(numbers) for _ in range(4))
         for number in np.unique(which).tolist():
             own = which == number
             chosen[own], draws[own] = self._draws[number].find(lanes[own], numbers[own])
         for number in np.unique(chosen).tolist():
             own = chosen == number
-            shards[own], places[own] = self._datasets[number].find(lanes[own], draws[own])
-        return shards, places
+            shards[own], samples[own] = self._datasets[number].find(lanes[own], draws[own])
+        return shards, samples
 
 
 @dataclass(eq=False)
@@ -92,7 +92,7 @@ class DrawnDataset:
         name: its name.
         passes: the passes from which it has certain shards.
         sizes: the number of samples in each shard of all datasets.
-        parts: the shards of each dataset.
+        shards_of: the shards of each dataset.
         seed: the seed of the run.
         options: the options of the `EpochOrder` of each pass.
     """
@@ -100,7 +100,7 @@ class DrawnDataset:
     name: str
     passes: Sequence[Pass]
     sizes: Numbers
-    parts: Mapping[str, slice]
+    shards_of: Mapping[str, slice]
     seed: int
     options: Mapping[str, Any]
     _orders: dict[int, EpochOrder] = field(default_factory=dict, init=False)
@@ -111,7 +111,7 @@ class DrawnDataset:
         Raises:
             StateError: the dataset was removed.
         """
-        shards, places = np.empty_like(draws), np.empty_like(draws)
+        shards, samples = np.empty_like(draws), np.empty_like(draws)
         count = self.options["lanes"]
         ends = [*(each.draws for each in self.passes[1:]), None]
         for known, end in zip(self.passes, ends, strict=True):
@@ -123,32 +123,34 @@ class DrawnDataset:
             for number in np.unique(passes[inside]).tolist():
                 own = inside & (passes == number)
                 found = self._order_of(number, known).find(numbers[own] - number * known.samples // count)
-                shards[own], places[own] = found
-        return shards, places
+                shards[own], samples[own] = found
+        return shards, samples
 
     def _order_of(self, number: int, known: Pass) -> EpochOrder:
         """Return the order of a pass; the last two are kept, because lanes differ by a sample."""
         if number not in self._orders:
             self._orders = {at: order for at, order in self._orders.items() if at == number - 1}
-            own = numbers_of_shards(known.shards, self.parts)
+            own = numbers_of_shards(known.shards, self.shards_of)
             seed = derived_seed("dataset", self.seed, self.name, number)
             self._orders[number] = EpochOrder(self.sizes[own], seed=seed, passes=number, numbers=own, **self.options)
         return self._orders[number]
 
 
-def numbers_of_shards(shards: Mapping[str, int], parts: Mapping[str, slice]) -> Numbers:
+def numbers_of_shards(shards: Mapping[str, int], shards_of: Mapping[str, slice]) -> Numbers:
     """Return the numbers of the first shards of some datasets.
 
     Args:
         shards: the number of shards of each dataset.
-        parts: the shards of all datasets.
+        shards_of: the shards of all datasets.
 
     Raises:
         StateError: there is no such dataset.
     """
-    if missing := [name for name in shards if name not in parts]:
+    if missing := [name for name in shards if name not in shards_of]:
         raise StateError(
             f"The next samples come from the dataset {missing[0]!r}, which was removed from the pipeline. Pass it with "
             "a weight of 0"
         )
-    return np.concatenate([np.arange(parts[name].start, parts[name].start + count) for name, count in shards.items()])
+    return np.concatenate(
+        [np.arange(shards_of[name].start, shards_of[name].start + count) for name, count in shards.items()]
+    )

@@ -123,29 +123,29 @@ class EpochOrder:
         starts = ends - counts[shards]
         self._size = int(ends[-1]) if len(counts) else 0
         cuts = lane_starts(self._size, lanes, passes=passes)
-        # Lanes begin within shards, so some shards have parts in two or more lanes.
-        parts = np.sort(np.concatenate([starts, cuts[1:-1]]))
-        places = np.minimum(np.searchsorted(ends, parts, "right"), len(counts) - 1)  # empty shards may be at the end
-        firsts = np.searchsorted(parts, cuts[:-1])  # the first part of each lane
-        own_lanes = np.repeat(np.arange(lanes, dtype=np.min_scalar_type(lanes)), np.diff(firsts, append=len(parts)))
-        shuffled = np.arange(len(parts))
+        # Lanes begin within shards, so some shards have pieces in two or more lanes.
+        pieces = np.sort(np.concatenate([starts, cuts[1:-1]]))
+        owners = np.minimum(np.searchsorted(ends, pieces, "right"), len(counts) - 1)  # empty shards may be at the end
+        firsts = np.searchsorted(pieces, cuts[:-1])  # the first piece of each lane
+        own_lanes = np.repeat(np.arange(lanes, dtype=np.min_scalar_type(lanes)), np.diff(firsts, append=len(pieces)))
+        shuffled = np.arange(len(pieces))
         if order == "window":
-            shuffled = Permutation(len(parts), seed=derived_seed("shards", seed))(shuffled)
+            shuffled = Permutation(len(pieces), seed=derived_seed("shards", seed))(shuffled)
             shuffled = shuffled[np.argsort(own_lanes[shuffled], kind="stable")]
-        lengths = np.diff(parts, append=self._size)[shuffled]
+        lengths = np.diff(pieces, append=self._size)[shuffled]
         self._ends = np.cumsum(lengths)
-        self._shards = shards[places[shuffled]]
+        self._shards = shards[owners[shuffled]]
         if numbers is not None:
             self._shards = numbers[self._shards]
-        #: The difference between the number of a sample in its shard and its number in the order of the parts.
-        self._offsets = (parts - starts[places])[shuffled] - (self._ends - lengths)
+        #: The difference between the number of a sample in its shard and its number in the order of the pieces.
+        self._offsets = (pieces - starts[owners])[shuffled] - (self._ends - lengths)
         self._seed, self._order = seed, order
         self._permutations: dict[int, Permutation] = {}
         #: The positions at which windows begin and end; without windows, each lane is one.
         self._window_ends = cuts[1:]
         if order == "window":
-            places = np.arange(1, len(parts) + 1) - firsts[own_lanes]
-            is_last = (places % window_shards == 0) | (np.diff(own_lanes, append=lanes) != 0)
+            counted = np.arange(1, len(pieces) + 1) - firsts[own_lanes]
+            is_last = (counted % window_shards == 0) | (np.diff(own_lanes, append=lanes) != 0)
             self._window_ends = self._ends[is_last]
         self._window_starts = np.concatenate(([0], self._window_ends[:-1]))
 
@@ -161,8 +161,8 @@ class EpochOrder:
         """
         if self._order != "sequential":
             positions = self._shuffle(positions)
-        places = np.searchsorted(self._ends, positions, "right")
-        return self._shards[places], positions + self._offsets[places]
+        pieces = np.searchsorted(self._ends, positions, "right")
+        return self._shards[pieces], positions + self._offsets[pieces]
 
     def _shuffle(self, positions: Numbers) -> Numbers:
         """Return the position to which each position is moved inside its window."""
@@ -207,8 +207,8 @@ class LengthOrder:
         self, order: SampleOrder, lengths: Numbers, starts: Numbers, *, lanes: Lanes, window: int, seed: int | None
     ) -> None:
         self._order, self._lengths, self._starts = order, lengths, starts
-        self._lanes, self._size, self._seed = lanes, window * lanes.share, seed
-        #: The positions in the other order for each part of the most recently used windows.
+        self._lanes, self._size, self._seed = lanes, window * lanes.lane_batch, seed
+        #: The positions in the other order for each block of the most recently used windows.
         self._sorted: dict[int, Numbers] = {}
 
     def __len__(self) -> int:
@@ -220,28 +220,28 @@ class LengthOrder:
         lanes, numbers = self._lanes.split(positions)
         windows, numbers = np.divmod(numbers, self._size)
         inside = numbers < self._lanes.whole - windows * self._size
-        parts, which = np.unique(windows[inside] * len(self._lanes) + lanes[inside], return_inverse=True)
-        self._sort(parts)
-        rows = [self._sorted[part] for part in parts.tolist()]
+        blocks, which = np.unique(windows[inside] * len(self._lanes) + lanes[inside], return_inverse=True)
+        self._sort(blocks)
+        rows = [self._sorted[block] for block in blocks.tolist()]
         starts = np.cumsum([0, *map(len, rows)])[which]
         moved = positions.copy()
         moved[inside] = np.concatenate([moved[:0], *rows])[starts + numbers[inside]]
         return self._order.find(moved)
 
-    def _sort(self, parts: Numbers) -> None:
-        """Find the positions of parts, which are lanes of windows, in the other order; discard earlier parts."""
+    def _sort(self, blocks: Numbers) -> None:
+        """Find the positions of blocks, which are lanes of windows, in the other order; discard earlier blocks."""
         count = len(self._lanes)
-        oldest = int(parts[0]) // count * count if len(parts) else 0
-        self._sorted = {part: row for part, row in self._sorted.items() if part >= oldest}
-        new = np.array([part for part in parts.tolist() if part not in self._sorted], np.int64)
+        oldest = int(blocks[0]) // count * count if len(blocks) else 0
+        self._sorted = {block: row for block, row in self._sorted.items() if block >= oldest}
+        new = np.array([block for block in blocks.tolist() if block not in self._sorted], np.int64)
         sizes = np.minimum(self._lanes.whole - new // count * self._size, self._size)
-        for size in np.unique(sizes).tolist():  # a part of the last window may be smaller
+        for size in np.unique(sizes).tolist():  # a block of the last window may be smaller
             windows, lanes = np.divmod(new[sizes == size], count)
             positions = (self._lanes.starts[lanes] + windows * self._size)[:, None] + np.arange(size)
-            shards, places = self._order.find(positions.ravel())
-            lengths = self._lengths[self._starts[shards] + places].reshape(positions.shape)
+            shards, samples = self._order.find(positions.ravel())
+            lengths = self._lengths[self._starts[shards] + samples].reshape(positions.shape)
             by_length = np.take_along_axis(positions, np.argsort(lengths, axis=1, kind="stable"), axis=1)
-            batches = by_length.reshape(len(positions), -1, self._lanes.share)
+            batches = by_length.reshape(len(positions), -1, self._lanes.lane_batch)
             orders = self._orders_of_batches(windows, batches.shape[1])
             batches = np.take_along_axis(batches, orders[:, :, None], axis=1)
             self._sorted.update(zip(new[sizes == size].tolist(), batches.reshape(positions.shape), strict=True))

@@ -77,14 +77,14 @@ class Selection:
         """The numbers of the selected samples in the order of the shards."""
         return np.asarray(self._numbers, np.int64)
 
-    def find(self, shards: Numbers, places: Numbers) -> Numbers:
+    def find(self, shards: Numbers, positions: Numbers) -> Numbers:
         """Return the numbers of samples in their shards.
 
         Args:
             shards: the shard of each sample.
-            places: the place of each sample among the selected samples of its shard.
+            positions: the position of each sample among the selected samples of its shard.
         """
-        chosen = self._firsts[shards] + places
+        chosen = self._firsts[shards] + positions
         if isinstance(self._numbers, range):
             return self._numbers.start + chosen * self._numbers.step - self._starts[shards]
         return self._numbers[chosen] - self._starts[shards]

@@ -195,7 +195,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
                 access=access,
             )
         self.exclusions, self._readers = self._shards.exclusions, ProcessReaders(self._shards)
-        parts = self._shards.parts
+        parts = self._shards.shards_of
         self.weights = None if weights is None else check_schedule(weights, list(parts), global_batch_size)
         counts = {name: int(self._shards.sizes[part].sum()) for name, part in parts.items()}
         points = self.weights or [(0, dict.fromkeys(parts, 1))]

@@ -19,6 +19,7 @@ from wds_datapipes.on_error.policy import ErrorPolicy
 from wds_datapipes.samples.keys import KeyRule
 from wds_datapipes.system import read_at
 from wds_datapipes.tar.header_writer import END, TOO_LARGE, HeaderWriter
+from wds_datapipes.tools.prepare.repeated_keys import find_repeated_keys
 from wds_datapipes.tools.prepare.sample_spec import MeasuredSample, SampleSpec, Source, measure_sample
 from wds_datapipes.writing.options import WriteOptions
 from wds_datapipes.writing.packers import TarSamplePacker
@@ -138,8 +139,13 @@ def make_plan(
         stamps.append(stamp)
         hashes.append(0 if spec is None else hash(spec.key))
     specs.flush()
-    for number, repeated in _repeated_keys(specs, np.array(hashes, np.int64), bad):
-        reject(number, repeated)
+    good = np.delete(np.arange(len(specs)), list(bad))
+    for number, key, first in find_repeated_keys(
+        np.array(hashes, np.int64)[good], good, lambda number: [specs.read(number).key]
+    ):
+        both = f"Both {specs.read(first).location} and {specs.read(number).location} have the key {key!r}"
+        message = f"{both}, and samples with the same key would be mixed up. Rename one of them, or "
+        reject(number, SampleSourceError(message, NEW_KEYS))
     order = array("L", (number for number in range(len(specs)) if number not in bad))
     if seed is not None:
         Random(seed).shuffle(order)
@@ -199,22 +205,6 @@ def _size(spec: SampleSpec, found: MeasuredSample, packer: TarSamplePacker, head
         if size >= TOO_LARGE:
             total += len(headers.header(f"{key}.{field}", size)) - len(headers.header(f"{key}.{field}", 0))
     return total
-
-
-def _repeated_keys(
-    specs: SpecFile, hashes: np.ndarray[tuple[int], np.dtype[np.int64]], bad: Iterable[int]
-) -> Iterator[tuple[int, SampleSourceError]]:
-    """Yield the samples with the key of an earlier sample."""
-    good = np.delete(np.arange(len(hashes)), list(bad))
-    _, kind, counts = np.unique(hashes[good], return_inverse=True, return_counts=True)
-    first: dict[str, str] = {}
-    for number in good[counts[kind] > 1].tolist():
-        key, _, location = specs.read(number)
-        if key in first:
-            message = f"Both {first[key]} and {location} have the key {key!r}, and samples with the same key would"
-            yield number, SampleSourceError(f"{message} be mixed up. Rename one of them, or ", NEW_KEYS)
-        else:
-            first[key] = location
 
 
 def _shard_ends(sizes: Iterable[int], maxcount: float, maxsize: float) -> list[int]:

@@ -31,6 +31,7 @@ from wds_datapipes.parallel.map_shards import Shards, collect_shards, resolve_sh
 from wds_datapipes.redaction import hides_credentials
 from wds_datapipes.signatures import spelled
 from wds_datapipes.tools.prepare.read_options import DEFAULT_READING, ReadOptions, read_samples
+from wds_datapipes.tools.prepare.repeated_keys import find_repeated_keys, hash_keys
 from wds_datapipes.tools.prepare.shard_contents import ShardFault, read_contents
 from wds_datapipes.types import ShardInfo
 
@@ -153,18 +154,12 @@ def verify_shards(
 
 def _add_common_keys(shards: Sequence[VerifiedShard]) -> None:
     """Add a fault to each shard for every key that also occurs in an earlier shard."""
-    digests = [np.fromiter(map(hash, dict.fromkeys(_unpack_keys(shard.packed_keys))), np.int64) for shard in shards]
-    values = np.sort(np.concatenate([*digests, np.empty(0, np.int64)]))
-    suspects = np.unique(values[1:][values[1:] == values[:-1]])
-    suspect_set = set(suspects.tolist())
-    first: dict[str, str] = {}
-    for shard, found in zip(shards, digests, strict=True):
-        if not np.isin(found, suspects).any():
-            continue
-        for key in dict.fromkeys(_unpack_keys(shard.packed_keys)):
-            if hash(key) in suspect_set and first.setdefault(key, shard.url) != shard.url:
-                text = f"{redact(shard.url)} contains the sample {key!r}, as does {redact(first[key])}"
-                shard.add_fault("DuplicateKey", text, key)
+    hashes = [np.unique(hash_keys(_unpack_keys(shard.packed_keys))) for shard in shards]
+    owners = np.repeat(np.arange(len(shards)), [*map(len, hashes)])
+    together = np.concatenate([*hashes, np.empty(0, np.int64)])
+    for owner, key, first in find_repeated_keys(together, owners, lambda n: _unpack_keys(shards[n].packed_keys)):
+        text = f"{redact(shards[owner].url)} contains the sample {key!r}, as does {redact(shards[first].url)}"
+        shards[owner].add_fault("DuplicateKey", text, key)
 
 
 def _verify_shard(url: str, checks: Checks) -> VerifiedShard:
