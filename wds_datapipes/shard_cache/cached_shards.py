@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 from wds_datapipes.errors import ShardError
 from wds_datapipes.io.daemon_threads import DaemonThreads, close_result
 from wds_datapipes.io.openers import open_url, redact
+from wds_datapipes.io.read_ahead import ReadAhead
 from wds_datapipes.io.remote.remote_file import FileFacts
 from wds_datapipes.io.urls import OpeningURL, check_url
 from wds_datapipes.redaction import short_repr
@@ -143,11 +143,10 @@ def cache_wds_shards(
 ) -> Generator[str, None, None]:
     """Yield each shard of ``source`` as a `CachedShard`; prefetch the next ones while it is read."""
     prefetcher = CopyPrefetch()
-    waiting: deque[CachedShard] = deque()
+    waiting = ReadAhead[CachedShard](1 + prefetch)
 
-    def take_all_but(count: int) -> Iterator[str]:
-        while len(waiting) > count:
-            yield waiting.popleft().prefetch_after(tuple(waiting), prefetcher)
+    def take() -> str:
+        return waiting.take().prefetch_after(tuple(waiting), prefetcher)
 
     try:
         for item in source:
@@ -158,12 +157,15 @@ def cache_wds_shards(
                 )
             url = os.fspath(item)
             if url == STANDARD_INPUT:
-                yield from take_all_but(0)
+                while waiting:
+                    yield take()
                 yield url
             else:
-                waiting.append(CachedShard(url, folder, *known.get(without_signature(url), (None, None))))
-                yield from take_all_but(prefetch)
-        yield from take_all_but(0)
+                waiting.add(CachedShard(url, folder, *known.get(without_signature(url), (None, None))))
+                if not waiting.has_room():
+                    yield take()
+        while waiting:
+            yield take()
     finally:
         prefetcher.close()
 

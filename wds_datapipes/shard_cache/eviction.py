@@ -1,15 +1,15 @@
-"""Eviction: which copies make space for others, and the limit of their total size."""
+"""Cache eviction: which copies of shards make space for others, and the limit of their total size."""
 
 from __future__ import annotations
 
 import logging
 import os
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from wds_datapipes.io.file_lock import lock_file
 from wds_datapipes.shard_cache.entry import (
@@ -24,6 +24,9 @@ from wds_datapipes.shard_cache.entry import (
     is_copy,
     modified_ns,
 )
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 LOGGER = logging.getLogger("wds_datapipes")
 
@@ -63,6 +66,41 @@ class Passes:
         last_use = entry.last_use()
         group = 0 if last_use <= self._begun[0] else 1 if last_use > self._begun[-1] else 3
         return max(group, 2 * (entry.digest in self._expected)), last_use
+
+
+class LeastRecentlyUsed(OrderedDict[K, V]):
+    """A dict with a limit: the values that were not used for the longest time are evicted for others.
+
+    >>> opened = LeastRecentlyUsed[str, int](2, print)
+    >>> for key in "abac":
+    ...     _ = opened.use(key) if key in opened else opened.add(key, ord(key))
+    b 98
+    >>> [*opened]
+    ['a', 'c']
+
+    Args:
+        most: the maximum number of values.
+        evict: called with each key and value that is evicted.
+    """
+
+    def __init__(self, most: int, evict: Callable[[K, V], object] = lambda *_: None) -> None:
+        super().__init__()
+        self._most, self._evict = most, evict
+
+    def use(self, key: K) -> V:
+        """Return a value, which is then the most recently used one."""
+        self.move_to_end(key)
+        return self[key]
+
+    def add(self, key: K, value: V) -> None:
+        """Evict values until there is space, and add a new one."""
+        self.make_space()
+        self[key] = value
+
+    def make_space(self) -> None:
+        """Evict values until another one can be added."""
+        while len(self) >= self._most:
+            self._evict(*self.popitem(last=False))
 
 
 Priority: TypeAlias = "Callable[[Entry], Any]"

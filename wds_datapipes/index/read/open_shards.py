@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -23,7 +22,7 @@ from wds_datapipes.io.remote.remote_file import FileFacts
 from wds_datapipes.io.remote.request_steps import RequestThreads
 from wds_datapipes.shard_cache.download import CacheFullError, DownloadRequest, UncachedError
 from wds_datapipes.shard_cache.entry import Entry, stamp
-from wds_datapipes.shard_cache.eviction import Priority
+from wds_datapipes.shard_cache.eviction import LeastRecentlyUsed, Priority
 from wds_datapipes.shard_cache.store import CacheFolder
 
 T = TypeVar("T")
@@ -60,7 +59,7 @@ class OpenShards:
         self._urls, self._read_index, self._access = urls, read_index, access
         self.counters = counters or Counters()
         self.is_local = all(local_path(url) is not None for url in urls)
-        self._opened = OrderedDict[int, Future[ShardRanges]]()  # the most recently used one is at the end
+        self._opened = LeastRecentlyUsed[int, Future[ShardRanges]](access.open_shards, _close)
         self.cache = (
             None if access.cache_dir is None else CacheFolder(access.cache_dir, access.cache_bytes, priority=priority)
         )
@@ -87,8 +86,8 @@ class OpenShards:
         """Begin to open shards and read their indexes; close the least recently used shards."""
         for shard in shards:
             if shard >= 0 and shard not in self._opened:
-                self._close_shards([*self._opened][: max(len(self._opened) + 1 - self._access.open_shards, 0)])
-                self._opened[shard] = self.start(partial(self._open, shard))
+                self._opened.make_space()  # before another one is opened
+                self._opened.add(shard, self.start(partial(self._open, shard)))
 
     def keep_only(self, shards: Iterable[int]) -> None:
         """Close all other shards if the space for copies is limited, because an open shard pins its copy."""
@@ -133,7 +132,7 @@ class OpenShards:
 
     def _close_shards(self, shards: Iterable[int]) -> None:
         for shard in shards:
-            self._opened.pop(shard).add_done_callback(close_result)
+            _close(shard, self._opened.pop(shard))
 
     def _open(self, shard: int) -> ShardRanges:
         url, index, access = self._urls[shard], self._read_index(shard), self._access
@@ -166,3 +165,7 @@ class OpenShards:
         except UncachedError as error:
             cache.warn_uncached(request, error)
         return None
+
+
+def _close(_shard: int, opened: Future[ShardRanges]) -> None:
+    opened.add_done_callback(close_result)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -30,6 +29,7 @@ from wds_datapipes.index.read.plan import (
     sizes_of,
     split_by_size,
 )
+from wds_datapipes.io.read_ahead import ReadAhead
 from wds_datapipes.tar.headers import BLOCK
 
 if TYPE_CHECKING:
@@ -122,28 +122,27 @@ class SampleReader:
                 yield shards[own], numbers[own]
 
     def _read_ahead(self, chunks: Iterator[Chunk]) -> Iterator[Item]:
-        begun = deque[tuple[set[int], int, Iterator[Item]]]()
-        most = self._access.read_ahead
+        begun = ReadAhead[tuple[set[int], Iterator[Item]]](self._access.read_ahead, least=GROUPS)
         chunk = next(chunks, None)
         while chunk is not None:
             (shards, numbers), needed = chunk, {*chunk[0].tolist()}
             # Close a shard to open another one only after its samples were read.
-            while begun and len(needed.union(*(own for own, *_ in begun))) > self._access.open_shards:
-                yield from begun.popleft()[2]
+            while begun and len(needed.union(*(own for own, _ in begun))) > self._access.open_shards:
+                yield from begun.take()[1]
             self.shards.open_soon(needed)
             chunk = next(chunks, None)
             if chunk is not None:
                 following = {*chunk[0].tolist()}
-                used = following.union(needed, *(own for own, *_ in begun))
+                used = following.union(needed, *(own for own, _ in begun))
                 self.shards.keep_only(used)
                 if len(used) <= self._access.open_shards:
                     self.shards.open_soon(following)
             for group in self._groups_of(shards, numbers):
-                while len(begun) >= GROUPS and group.bytes + sum(other for _, other, _ in begun) > most:
-                    yield from begun.popleft()[2]
-                begun.append((group.shards, group.bytes, group.begin()))
+                while not begun.has_room(group.bytes):
+                    yield from begun.take()[1]
+                begun.add((group.shards, group.begin()), group.bytes)
         while begun:
-            yield from begun.popleft()[2]
+            yield from begun.take()[1]
 
     def _groups_of(self, shards: Numbers, numbers: Numbers) -> Iterator[SampleGroup]:
         """Yield groups of the samples of a chunk whose shards can all be open."""

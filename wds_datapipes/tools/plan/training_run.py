@@ -19,7 +19,7 @@ from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.order.sample_order import EpochOrder, LaneOrder, Order
 from wds_datapipes.index.read.plan import GROUPS, MAX_REQUEST_GAP_BYTES, gap_of
 from wds_datapipes.seeds import derived_seed
-from wds_datapipes.shard_cache.eviction import STALE_PASSES
+from wds_datapipes.shard_cache.eviction import STALE_PASSES, LeastRecentlyUsed
 from wds_datapipes.types import Instance
 
 #: The maximum number of samples per host and epoch for which the order is computed. With more samples, part of each
@@ -240,16 +240,16 @@ class _Planner:
             (rank, worker) for worker in range(self.shape.num_workers) for rank in range(self.shape.ranks_per_host)
         ]
         for rank, worker in workers:
-            opened = OrderedDict[int, None]()
+            opened = LeastRecentlyUsed[int, None](self.shape.open_shards)
             for positions in self.share(rank, worker).positions():
                 shards, numbers = order.find(positions)
                 is_change = np.diff(shards, prepend=-1) != 0
                 for shard in shards[is_change].tolist():
-                    opens += shard not in opened
-                    opened[shard] = None
-                    opened.move_to_end(shard)
-                    if len(opened) > self.shape.open_shards:
-                        opened.popitem(last=False)
+                    if shard in opened:
+                        opened.use(shard)
+                    else:
+                        opens += 1
+                        opened.add(shard, None)
                 for start in range(0, len(shards), ahead):  # samples that are read ahead together
                     some, of = numbers[start : start + ahead], shards[start : start + ahead]
                     by_place = np.lexsort((some, of))
@@ -332,8 +332,12 @@ class PlannedCache:
         self._earlier.update(self._used)
         self._used.clear()
         self._pass += 1
-        opened = defaultdict[int, OrderedDict[int, bool]](OrderedDict)  # per worker; whether from a copy
         pins, before = Counter[int](), defaultdict[int, set[int]](set)
+
+        def open_none() -> LeastRecentlyUsed[int, bool]:
+            return LeastRecentlyUsed(self._open_shards, lambda shard, is_copy: pins.subtract({shard: is_copy}))
+
+        opened = defaultdict[int, LeastRecentlyUsed[int, bool]](open_none)  # per worker; whether from a copy
         downloads, unstored = [], set[int]()
         for worker, shards in runs:
             own = opened[worker]
@@ -341,21 +345,20 @@ class PlannedCache:
                 pins[closed] -= own.pop(closed)
             before[worker] = {*shards}
             for shard in shards:
-                if shard not in own:
-                    if len(own) >= self._open_shards:
-                        closed, is_copy = own.popitem(last=False)
-                        pins[closed] -= is_copy
-                    is_copy = self._earlier.pop(shard, None) is not None or shard in self._used
-                    if not is_copy and (is_copy := self._reserve(int(self._sizes[shard]), pins)):
-                        downloads.append(shard)
-                    if is_copy:
-                        self._used[shard] = self._pass
-                        self._used.move_to_end(shard)
-                        pins[shard] += 1
-                    else:
-                        unstored.add(shard)
-                    own[shard] = is_copy
-                own.move_to_end(shard)
+                if shard in own:
+                    own.use(shard)
+                    continue
+                own.make_space()
+                is_copy = self._earlier.pop(shard, None) is not None or shard in self._used
+                if not is_copy and (is_copy := self._reserve(int(self._sizes[shard]), pins)):
+                    downloads.append(shard)
+                if is_copy:
+                    self._used[shard] = self._pass
+                    self._used.move_to_end(shard)
+                    pins[shard] += 1
+                else:
+                    unstored.add(shard)
+                own.add(shard, is_copy)
         return [*downloads, *sorted(unstored)]
 
     def _reserve(self, size: int, pins: Counter[int]) -> bool:
