@@ -6,14 +6,13 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from wds_datapipes.arguments import check_choice, checks_calls
 from wds_datapipes.codecs.decoding import Decoder
-from wds_datapipes.errors import ConversionError, ShardOpenError, StateError, cause_of, plural
-from wds_datapipes.hints import KEEP, REDO, Message
+from wds_datapipes.errors import ConversionError, ShardOpenError, cause_of, plural
+from wds_datapipes.hints import Message
 from wds_datapipes.io.compression.formats import strip_shard_suffix
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.prefetch import READ_AHEAD_BYTES
@@ -25,20 +24,23 @@ from wds_datapipes.samples.keys import first_dot
 from wds_datapipes.shards.loading import TarOptions, read_shards
 from wds_datapipes.signatures import spells_hints
 from wds_datapipes.tools.prepare.job_options import DEFAULT_JOB, JobOptions
-from wds_datapipes.tools.prepare.shard_producer import ShardProducer
-from wds_datapipes.tools.prepare.shard_run import DETERMINISTIC_ERRORS, ConvertedShard, ShardRun, warn_if_all_dropped
+from wds_datapipes.tools.prepare.shard_run import (
+    DETERMINISTIC_ERRORS,
+    ConvertedShard,
+    IfChanged,
+    SampleWork,
+    list_some,
+    write_shards,
+)
 from wds_datapipes.types import Sample
 from wds_datapipes.writing.options import DEFAULT_WRITING, WriteOptions
 from wds_datapipes.writing.shard_names import check_pattern
 
-__all__ = ["ConvertedShard", "convert_shards", "make_output_names"]
+__all__ = ["ConvertedShard", "IfChanged", "convert_shards", "make_output_names"]
 
 Function: TypeAlias = Callable[[Sample], "Sample | Iterable[Sample] | None"]
 WholeShards: TypeAlias = "Callable[[Iterator[Sample]], Iterable[Sample]]"
-IfChanged: TypeAlias = Literal["raise", "redo", "keep"]
 
-#: The maximum number of failures in a message.
-MAX_LISTED = 10
 #: The retries per shard by default.
 RETRIES = 2
 #: The placeholder for the input's name in a pattern.
@@ -49,6 +51,7 @@ NAME = "{name}"
 class ShardSamples:
     """The samples of existing shards."""
 
+    items: Sequence[str]
     options: WriteOptions
     job: JobOptions
 
@@ -165,49 +168,29 @@ def convert_shards(
     options = replace(options, digest=True if options.digest is None else options.digest)
     job = replace(job, retries=RETRIES if job.retries is None else job.retries)
     policy = ErrorPolicy(on_error, "convert_shards")
-    samples = ShardSamples(options, job)
-    producer = ShardProducer(
-        samples.read, samples.version, decode, function, whole_shards, policy.always_raises, options, job.limits
+    return write_shards(
+        ShardSamples(urls, options, job),
+        outputs,
+        pattern,
+        SampleWork(function, decode, whole_shards),
+        policy,
+        options=options,
+        job=job,
+        journal=job.journal_of(pattern.replace("{name}", "shards"), by_default=True),
+        if_changed=if_changed,
+        error_of=lambda failures: _conversion_error(
+            {urls[number]: failure for number, failure in failures.items()}, len(urls), job.retries or 0
+        ),
+        stops=False,
+        label="Converting",
+        on_result=on_result,
+        executor=executor,
+        num_workers=num_workers,
     )
-    path = job.journal_of(pattern.replace("{name}", "shards"), by_default=True)
-    failures: dict[str, BaseException] = {}
-    made_by = (function, whole_shards, decode)
-
-    def collect(number: int, failure: BaseException) -> None:
-        failures[urls[number]] = failure
-
-    with closing(ShardRun(urls, outputs, pattern, producer, job=job, journal=path, made_by=made_by)) as run:
-        finished, changed = run.find_finished(keep_changed=if_changed == "keep")
-        if changed and if_changed == "raise":
-            raise _changed_error(path, {urls[number]: difference for number, difference in changed.items()})
-        results = run.produce(
-            finished, policy, collect, on_result, label="Converting", executor=executor, num_workers=num_workers
-        )
-        if failures:
-            raise _conversion_error(failures, len(urls), job.retries or 0)
-        run.remove_old()
-    policy.finish()
-    warn_if_all_dropped(results)
-    return results
-
-
-def _changed_error(path: str | None, others: Mapping[str, str]) -> StateError:
-    listed = ", ".join(_list_some([f"{redact(url)} ({difference})" for url, difference in others.items()]))
-    return StateError(
-        f"The journal {path!r} has shards with other inputs or options: {listed}. To convert them again, ",
-        REDO,
-        "; to keep them, ",
-        KEEP,
-        "; or choose another output",
-    )
-
-
-def _list_some(texts: Sequence[str]) -> list[str]:
-    return [*texts[:MAX_LISTED], *([f"and {len(texts) - MAX_LISTED} more"] if len(texts) > MAX_LISTED else [])]
 
 
 def _conversion_error(failures: Mapping[str, BaseException], shards: int, retries: int) -> ConversionError:
-    listed = _list_some([Message(f"{redact(url)}: ", cause_of(error)) for url, error in failures.items()])
+    listed = list_some([Message(f"{redact(url)}: ", cause_of(error)) for url, error in failures.items()])
     was_retried = not all(isinstance(failure, DETERMINISTIC_ERRORS) for failure in failures.values())
     tries = f" in {plural(retries + 1, 'attempt')}" if was_retried else ""
     error = ConversionError(
@@ -218,7 +201,6 @@ def _conversion_error(failures: Mapping[str, BaseException], shards: int, retrie
     for url, failure in failures.items():
         name = redact(url)
         error.failures[name if name not in error.failures else f"{name} ({len(error.failures)})"] = failure
-    error.__cause__ = next(iter(failures.values()))
     return error
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from operator import length_hint
-from typing import Any, NoReturn
+from typing import Any
 
 from wds_datapipes.arguments import check_optional_integer, checks_calls
 from wds_datapipes.codecs.decoding import Decoder
@@ -22,8 +22,7 @@ from wds_datapipes.system import default_workers
 from wds_datapipes.tools.prepare.job_options import DEFAULT_JOB, JobOptions
 from wds_datapipes.tools.prepare.sample_spec import Source, read_sample
 from wds_datapipes.tools.prepare.shard_plan import Plan, SpecFile, make_plan
-from wds_datapipes.tools.prepare.shard_producer import ShardProducer
-from wds_datapipes.tools.prepare.shard_run import ConvertedShard, ShardRun, warn_if_all_dropped
+from wds_datapipes.tools.prepare.shard_run import ConvertedShard, SampleWork, write_shards
 from wds_datapipes.tools.prepare.subset import check_rekey
 from wds_datapipes.types import Sample
 from wds_datapipes.writing.options import DEFAULT_WRITING, WriteOptions
@@ -36,6 +35,11 @@ class PlannedSamples:
 
     plan: Plan
     storage_options: Mapping[str, Any] | None = field(repr=False)
+
+    @property
+    def items(self) -> range:
+        """The numbers of the shards."""
+        return range(len(self.plan.ends))
 
     def version(self, item: int) -> str:
         """Return a digest of the keys and files of a shard's samples."""
@@ -169,27 +173,28 @@ def create_shards(
         if not plan.order:
             raise EmptySourceError(f"The source has no samples to write to {text!r}, or none that can be written")
         outputs = [text if is_one else text % number for number in range(len(plan.ends))]
-        samples = PlannedSamples(plan, store)
-        producer = ShardProducer(
-            samples.read, samples.version, decode, function, False, policy.always_raises, options, job.limits
-        )
-        made_by = (function, decode)
-        path = job.journal_of(text, by_default=False)
 
-        def fail(number: int, failure: BaseException) -> NoReturn:
+        def error_of(failures: Mapping[int, BaseException]) -> BaseException:
+            ((number, failure),) = failures.items()
             if isinstance(failure, WdsError) and not isinstance(failure, WorkerDiedError):
-                raise failure
+                return failure
             kind = WorkerDiedError if isinstance(failure, WorkerDiedError) else SampleSourceError
             where = "; ".join([*getattr(failure, "__notes__", ()), f"while writing {redact(outputs[number])}"])
-            raise kind(cause_of(failure), f" ({where}). Finished shards remain") from failure
+            return kind(cause_of(failure), f" ({where}). Finished shards remain")
 
-        items = range(len(outputs))
-        with closing(ShardRun(items, outputs, text, producer, job=job, journal=path, made_by=made_by)) as run:
-            finished, _ = run.find_finished(keep_changed=False)
+        return write_shards(
+            PlannedSamples(plan, store),
+            outputs,
+            text,
+            SampleWork(function, decode),
+            policy,
+            options=options,
+            job=job,
+            journal=job.journal_of(text, by_default=False),
+            if_changed="redo",
+            error_of=error_of,
+            stops=True,
+            label="Writing",
             # A single archive may be standard output.
-            workers = 0 if is_one or (num_workers is None and default_workers() == 1) else num_workers
-            results = run.produce(finished, policy, fail, label="Writing", num_workers=workers)
-            run.remove_old()
-    policy.finish()
-    warn_if_all_dropped(results)
-    return results
+            num_workers=0 if is_one or (num_workers is None and default_workers() == 1) else num_workers,
+        )

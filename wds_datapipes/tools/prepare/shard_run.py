@@ -5,33 +5,37 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
-from wds_datapipes.errors import EncodeError, ShardWriteError, UnsafeInputError, plural, text_of
+from wds_datapipes.codecs.decoding import Decoder
+from wds_datapipes.errors import EncodeError, ShardWriteError, StateError, UnsafeInputError, plural, text_of
 from wds_datapipes.fingerprint import fingerprint
-from wds_datapipes.hints import REMOVE_OLD, Message
+from wds_datapipes.hints import KEEP, REDO, REMOVE_OLD, Message
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.output.sink import size_of
 from wds_datapipes.io.urls import create_folder
-from wds_datapipes.on_error.policy import ErrorPolicy
+from wds_datapipes.on_error.policy import ErrorPolicy, OnError
 from wds_datapipes.parallel.executors import failure_of, start_workers
 from wds_datapipes.parallel.map_shards import run_tasks
 from wds_datapipes.parallel.progress import ProgressMeter
 from wds_datapipes.redaction import hides_credentials
 from wds_datapipes.tools.prepare.job_options import JobOptions
 from wds_datapipes.tools.prepare.shard_producer import ShardProducer, WrittenShard
-from wds_datapipes.types import ShardInfo
+from wds_datapipes.types import Sample, ShardInfo
 from wds_datapipes.user_warnings import warn_user
 from wds_datapipes.writing.journal import FinishedShard, ShardJournal
 from wds_datapipes.writing.options import WriteOptions
 from wds_datapipes.writing.shard_names import NUMBER, describe_old_shards, find_old_shards, remove_old_shards
 
 LOGGER = logging.getLogger("wds_datapipes")
+IfChanged: TypeAlias = Literal["raise", "redo", "keep"]
+#: The maximum number of failures in a message.
+MAX_LISTED = 10
 
 BUGS = (ArithmeticError, AssertionError, AttributeError, IndexError, KeyError, NameError, SyntaxError, TypeError)
 #: Errors of a function or its results that another attempt would only repeat.
@@ -232,6 +236,124 @@ class ShardRun:
         """Close the journal."""
         if self._journal is not None:
             self._journal.close()
+
+
+class ShardInputs(Protocol):
+    """What shards are made of: existing shards, or the planned parts of a source."""
+
+    @property
+    def items(self) -> Sequence[Any]:
+        """The input of each shard."""
+
+    def version(self, item: Any) -> str:
+        """Return a string that changes when an input changes."""
+
+    def read(self, item: Any, on_error: OnError) -> Iterator[Sample]:
+        """Yield the samples of an input."""
+
+
+class SampleWork(NamedTuple):
+    """What happens to the samples of each input; see `ShardProducer`."""
+
+    function: Callable[..., Any] | None
+    decode: Sequence[Decoder] | None
+    whole_shards: bool = False
+
+
+def write_shards(
+    inputs: ShardInputs,
+    outputs: Sequence[str],
+    pattern: str,
+    work: SampleWork,
+    policy: ErrorPolicy,
+    *,
+    options: WriteOptions,
+    job: JobOptions,
+    journal: str | None,
+    if_changed: IfChanged,
+    error_of: Callable[[Mapping[int, BaseException]], BaseException],
+    stops: bool,
+    label: str,
+    on_result: Callable[[ConvertedShard], object] | None = None,
+    executor: Executor | None = None,
+    num_workers: int | None = None,
+) -> list[ConvertedShard]:
+    """Write a shard for each input, unless the journal has it, and return all of them, in order.
+
+    Args:
+        inputs: the inputs.
+        outputs: the path or URL of the shard of each.
+        pattern: the pattern of the paths or URLs.
+        work: what happens to the samples.
+        policy: handles the errors of samples.
+        options: how shards are written.
+        job: how the work is done.
+        journal: the path of the journal, if any.
+        if_changed: what to do with finished shards whose work, options or input have changed.
+        error_of: returns the error to raise for the failures of shards, by number.
+        stops: whether the first failure ends the work; otherwise, the others are written first.
+        label: the label of the progress bar.
+        on_result: called for each shard, in any order, starting with the finished ones.
+        executor: any executor of ``concurrent.futures``; by default, processes are forked.
+        num_workers: the number of workers, by default one per CPU; 0 works in this process.
+
+    Raises:
+        StateError: finished shards have changed, or another process uses the journal.
+    """
+    failures: dict[int, BaseException] = {}
+
+    def collect(number: int, failure: BaseException) -> None:
+        failures[number] = failure
+        if stops:
+            raise_failures()
+
+    def raise_failures() -> None:
+        first = next(iter(failures.values()))
+        error = error_of(failures)
+        if error is first:
+            raise error
+        raise error from first
+
+    producer = ShardProducer(
+        inputs.read,
+        inputs.version,
+        work.decode,
+        work.function,
+        work.whole_shards,
+        policy.always_raises,
+        options,
+        job.limits,
+    )
+    run = ShardRun(inputs.items, outputs, pattern, producer, job=job, journal=journal, made_by=tuple(work))
+    with closing(run):
+        finished, changed = run.find_finished(keep_changed=if_changed == "keep")
+        if changed and if_changed == "raise":
+            raise _changed_error(journal, {str(inputs.items[number]): why for number, why in changed.items()})
+        results = run.produce(
+            finished, policy, collect, on_result, label=label, executor=executor, num_workers=num_workers
+        )
+        if failures:
+            raise_failures()
+        run.remove_old()
+    policy.finish()
+    warn_if_all_dropped(results)
+    return results
+
+
+def _changed_error(path: str | None, others: Mapping[str, str]) -> StateError:
+    listed = ", ".join(list_some([f"{redact(url)} ({difference})" for url, difference in others.items()]))
+    return StateError(
+        f"The journal {path!r} has shards with other inputs or options: {listed}. To convert them again, ",
+        REDO,
+        "; to keep them, ",
+        KEEP,
+        "; or choose another output",
+    )
+
+
+def list_some(texts: Sequence[str]) -> list[str]:
+    """Return the first texts, and how many more there are."""
+    return [*texts[:MAX_LISTED], *([f"and {len(texts) - MAX_LISTED} more"] if len(texts) > MAX_LISTED else [])]
 
 
 def warn_if_all_dropped(shards: Sequence[ConvertedShard]) -> None:
