@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -53,10 +53,6 @@ class Declarations:
             process, and counts it as read when the next one is requested; otherwise "".
         argument_uses: how arguments affect the items, by name: ``"ignored"`` if they do not; ``"per rank"`` if they are
             divided between the ranks; ``"free"`` if they may change in a run, as no position depends on them.
-        lists_shards: whether it is a source of shards with its own ``.shuffle()``, which shuffles the whole list.
-        is_default_shuffle: whether it is torch's ``.shuffle()``, with its default buffer.
-        lanes: the number of lanes of its items; each rank gets the same lanes in every epoch.
-        restarts_once: whether it restarts its source exactly once in each epoch.
         draws_globally: whether it may draw from the generators of Python, NumPy and torch, as users' functions do.
         holds_items: whether it may read any number of items before it yields one; None if unknown.
     """
@@ -75,10 +71,6 @@ class Declarations:
     is_one_to_one: bool = False
     shard_access: ShardAccess = ""
     argument_uses: ClassVar[Mapping[str, ArgumentUse]] = {}
-    lists_shards: bool = False
-    is_default_shuffle: bool = False
-    lanes: int = 1
-    restarts_once: bool = True
     draws_globally: bool = True
     holds_items: bool | None = None
 
@@ -156,8 +148,21 @@ class Declarations:
         """Return a long list as a `UrlList` in the order of the next pass, or None to read it item by item."""
         return None
 
-    def share_list(self, is_recorded: bool) -> None:
-        """Take the share of a list by index, if possible, while a `ShardOrder` before this stage records the list."""
+    def read_share(self, count: int, first: int) -> Iterator[Any] | None:  # noqa: ARG002
+        """Return every ``count``-th item, starting with number ``first``; None if all items have to be read."""
+        return None
+
+    def shuffled_source(self) -> Any:
+        """Return the source of torch's ``.shuffle()`` with its default buffer; None for any other stage."""
+        return None
+
+    def has_lanes(self) -> bool:
+        """Whether it shuffles a list so that each rank gets the same part of it in every epoch."""
+        return False
+
+    def restarts_once(self) -> bool:
+        """Whether it restarts its source exactly once in each epoch."""
+        return True
 
     def check_position(self) -> None:
         """Check that the position in the stage's state, if any, refers to the shards.

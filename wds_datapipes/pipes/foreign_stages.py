@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from wds_datapipes.datapipes import SHARDING_PRIORITIES, ShardingFilter, Shuffler
+from wds_datapipes.datapipes import SHARDING_PRIORITIES, Shuffler
 from wds_datapipes.pipes.declarations import Declarations
 from wds_datapipes.pipes.groups import part_in
 from wds_datapipes.pipes.inspection import loop_of, takes_seed
@@ -73,19 +73,6 @@ class _Mapper(ForeignStage):
         return mapper
 
 
-class ShardingFilterIterDataPipe(ShardingFilter):
-    """torch's ``.sharding_filter()`` after a `ShardOrder`: it takes its share of a long list without reading the rest.
-
-    The name is that of torch's class, because states record it.
-
-    Yields:
-        Any: every n-th item of ``source_datapipe``.
-    """
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from self.source_datapipe.share(self.num_of_instances, self.instance_id)
-
-
 class _ShardingFilter(ForeignStage):
     draws_globally = False
     alternative = "Put .sharding_filter() before .load_wds_shards()"
@@ -100,14 +87,10 @@ class _ShardingFilter(ForeignStage):
         pipe.instance_id = (instance + vars(pipe).get(_ROTATION, 0)) % instances
 
     def rotate_assignment(self, turn: int, stages: Sequence[Any]) -> None:
-        if any(declared(stage).lanes > 1 for stage in stages):  # only between the workers of a rank
+        if any(declared(stage).has_lanes() for stage in stages):  # only between the workers of a rank
             turn *= self.pipe.groups.get(SHARDING_PRIORITIES.DISTRIBUTED, (1, 0))[0]
         vars(self.pipe)[_ROTATION] = turn
         self.number_instances()
-
-    def share_list(self, is_recorded: bool) -> None:
-        if type(self.pipe) in (ShardingFilter, ShardingFilterIterDataPipe):  # a user's subclass may have another loop
-            self.pipe.__class__ = ShardingFilterIterDataPipe if is_recorded else ShardingFilter
 
     def unsplit(self) -> Any:
         return self.pipe.source_datapipe if self.pipe.sharding_group_filter is None else None
@@ -118,14 +101,13 @@ class _Shuffler(ForeignStage):
     holds_items = True
     alternative = "Use .shuffle_samples(n) for samples; .shuffle() belongs before .load_wds_shards()"
 
-    @property
-    def is_default_shuffle(self) -> bool:  # type: ignore[override]  # it depends on an argument
-        return type(self.pipe) is Shuffler and self.pipe.buffer_size == TORCH_BUFFER_SIZE
+    def shuffled_source(self) -> Any:
+        is_default = type(self.pipe) is Shuffler and self.pipe.buffer_size == TORCH_BUFFER_SIZE
+        return self.pipe.datapipe if is_default else None
 
-    @property
-    def lanes(self) -> int:  # type: ignore[override]  # ours has this argument
-        count: int = getattr(self.pipe, "lanes", 1)
-        return count
+    def has_lanes(self) -> bool:
+        count: int = getattr(self.pipe, "lanes", 1)  # ours has this argument
+        return count > 1
 
     def draw_list(self) -> Any:
         return getattr(self.pipe, "draw_list", super().draw_list)()  # torch's has no draw_list
@@ -143,7 +125,9 @@ class _SequenceRepeater(_Repeater):
 class _Cycler(_Repeater):
     draws_globally = False
     holds_items = False
-    restarts_once = False
+
+    def restarts_once(self) -> bool:
+        return False
 
 
 class _LengthSetter(ForeignStage):
@@ -155,7 +139,8 @@ class _LengthSetter(ForeignStage):
 
 
 class _InMemoryCache(ForeignStage):
-    restarts_once = False
+    def restarts_once(self) -> bool:
+        return False
 
     def replay_obstacle(self, stages: Sequence[Any]) -> str:
         is_random = any(map(takes_seed, stages))
@@ -204,7 +189,7 @@ STAGES: dict[str, dict[str, type[ForeignStage]]] = {
         "_IterateQueueDataPipes": _row(process_boundary="remote"),
     },
 }
-# Existing stages of torch change into subclasses of the same names.
+# Lists of shards make subclasses of torch's stages of the same names.
 STAGES["wds_datapipes"] = STAGES["torch"]
 
 

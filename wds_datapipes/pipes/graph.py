@@ -175,7 +175,7 @@ def check_shard_list(pipe: Any) -> None:
         graph, ", but before .load_wds_shards() the seeds must determine each epoch. Put it after .group_samples()"
     )
     for stage in graph.stages:
-        if not declared(stage).restarts_once and any(map(takes_seed, graph.at(stage).stages[1:])):
+        if not declared(stage).restarts_once() and any(map(takes_seed, graph.at(stage).stages[1:])):
             raise StateError(
                 f"{name_of(stage)} does not restart its source exactly once per epoch, and a stage before it draws "
                 "random numbers, so the seed does not determine the order of the shards. Put "

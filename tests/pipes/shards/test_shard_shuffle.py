@@ -14,12 +14,13 @@ from typing import Any, BinaryIO
 import pytest
 from data_parallel_pipelines import open_service
 from torch.utils.data import DataLoader, IterDataPipe
-from torch.utils.data.datapipes.iter import IterableWrapper, ShardingFilter, Shuffler
+from torch.utils.data.datapipes.iter import IterableWrapper, Shuffler
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
 from wds_datapipes import DatasetSpec, ShardList, ShardReadingService, StatefulShards, merge_states, register_opener
 from wds_datapipes.errors import ChangedShardError
 from wds_datapipes.pipes.graph import graph_of
+from wds_datapipes.pipes.inspection import name_of
 from wds_datapipes.pipes.state.shard_order import ShardOrder, guard_listings, remove_listings
 
 Pipe = IterDataPipe[Any]
@@ -67,8 +68,8 @@ def test_a_list_that_is_read_is_permuted_whatever_it_comes_from(pipeline: Any, f
     urls = IterableWrapper([f"{number:05}.tar" for number in range(SHARDS)])
     spec = DatasetSpec({"datasets": [{"shards": PATTERN}]})
     for source in (urls, spec, ShardList(PATTERN).filter(bool).sharding_filter().cache_wds_shards("copies")):
-        shuffled = source.shuffle()
-        pipeline(shuffled)
+        reader = pipeline(source.shuffle())
+        [shuffled] = [stage for stage in graph_of(reader).stages if name_of(stage) == "Shuffler"]
         assert is_whole(numbers(shuffled))
 
 
@@ -77,8 +78,7 @@ def shuffled_by_lanes(urls: ShardList) -> Pipe:
 
 
 def shuffled_twice(urls: ShardList) -> Pipe:
-    pipe = urls.shuffle().shuffle()
-    pipe.load_wds_shards()  # turns it into a shuffle of a whole list
+    pipe: Pipe = urls.shuffle().shuffle().load_wds_shards().source  # both shuffle the whole list
     return pipe
 
 
@@ -103,7 +103,7 @@ def test_a_share_of_a_long_list_is_what_iterating_yields(shuffle: Any) -> None:
         ]
         assert listing.whole[::2] == [SHARDS, whole[-1]]
         remove_listings(pipe)
-        assert type(pipe) is ShardingFilter
+        assert pipe.source_datapipe is list_of
 
 
 def test_a_long_list_resumes_from_the_digest_of_its_urls_too() -> None:

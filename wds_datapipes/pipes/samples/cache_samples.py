@@ -66,7 +66,6 @@ class SampleCacher(EngineStage[Any]):
         ['part-00000-of-00001.samples']
     """
 
-    restarts_once = False
     argument_uses: ClassVar = {"path": "ignored"}
 
     def __init__(self, source: IterDataPipe[Any], path: str | os.PathLike[str] | None = None, *, seed: int = 0) -> None:
@@ -80,6 +79,10 @@ class SampleCacher(EngineStage[Any]):
         graph = PipelineGraph(self.source)
         part = _part(graph)
         yield from self._cached(lambda: self._begin(graph, part), part, self._describe)
+
+    def restarts_once(self) -> bool:
+        """Whether it restarts its source exactly once in each epoch."""
+        return False
 
     def keeps_share(self) -> bool:
         """Whether each item belongs to the same instance of the pipeline in every pass."""

@@ -116,7 +116,7 @@ class ShardCacher(EngineStage[str]):
         verbose = os.environ.get(VERBOSE, "0") not in ("", "0")
         url_to_name = self.url_to_name or without_signature
         folder = CacheFolder(self.cache_dir, self.max_bytes, verbose=verbose, url_to_name=url_to_name)
-        if any(declared(stage).lanes > 1 for stage in graph_of(self.source).stages):
+        if any(declared(stage).has_lanes() for stage in graph_of(self.source).stages):
             self._passes = self._passes or Passes()
             self._passes.begin(folder.path)
             folder.priority = self._passes.priority

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from wds_datapipes.arguments import check_integer
 from wds_datapipes.datapipes import Shuffler
 from wds_datapipes.pipes.inspection import name_of
+from wds_datapipes.pipes.shards.sharding_filter import ShardingFilterIterDataPipe
 from wds_datapipes.pipes.shards.shuffle import ShufflerIterDataPipe
 from wds_datapipes.pipes.stage import EngineStage
 
@@ -15,8 +16,6 @@ T_co = TypeVar("T_co", covariant=True)
 
 class ListingStage(EngineStage[T_co]):
     """Base class of stages that list shards."""
-
-    lists_shards = True
 
     def shuffle(self, buffer_size: int | None = None, *, lanes: int = 1, unbatch_level: int = 0) -> Shuffler[T_co]:
         """Shuffle the whole list, however long it is.
@@ -46,9 +45,13 @@ class ListingStage(EngineStage[T_co]):
                 "buffer_size"
             )
         if buffer_size is None:
-            shuffler = ShufflerIterDataPipe(self, unbatch_level=unbatch_level)
+            shuffler: ShufflerIterDataPipe[T_co] = ShufflerIterDataPipe(self, unbatch_level=unbatch_level)
             if lanes > 1:
                 shuffler.lanes = lanes
             return shuffler
         buffer_size = check_integer("buffer_size", buffer_size, 1)
         return Shuffler(self, buffer_size=buffer_size, unbatch_level=unbatch_level)
+
+    def sharding_filter(self, sharding_group_filter: Any = None) -> ShardingFilterIterDataPipe:
+        """Split the list between ranks and workers."""
+        return ShardingFilterIterDataPipe(self, sharding_group_filter)

@@ -11,7 +11,7 @@ from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import graph_of
 from wds_datapipes.pipes.inspection import name_of
 from wds_datapipes.pipes.sharding import unsplit, warn_of_copies
-from wds_datapipes.pipes.shards.shuffle import shuffle_whole_lists
+from wds_datapipes.pipes.shards.shuffle import with_whole_lists
 from wds_datapipes.pipes.stage import EngineStage
 from wds_datapipes.shards.loading import ShardReader, StreamOptions
 from wds_datapipes.shards.position import ALL_SHARDS, Resume
@@ -31,8 +31,7 @@ class ShardReadingStage(EngineStage[T_co]):
 
     def _store(self, source: IterDataPipe[str], options: StreamOptions) -> None:
         """Store the arguments; options that determine the items become public, for the fingerprint of the pipeline."""
-        shuffle_whole_lists(source)
-        self.source = source
+        self.source = with_whole_lists(source)
         # Not public as a whole: torch prints public attributes in messages, and the options may contain credentials.
         self._options = options
         hidden = {each.name for each in fields(StreamOptions)} - {"open_shards", "on_error"}

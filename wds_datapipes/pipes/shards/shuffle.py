@@ -9,19 +9,20 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from wds_datapipes.datapipes import IterDataPipe, Shuffler
+from wds_datapipes.datapipes import Shuffler
 from wds_datapipes.pipes.foreign_stages import TORCH_BUFFER_SIZE, declared
 from wds_datapipes.pipes.graph import graph_of
 from wds_datapipes.pipes.inspection import library_of, sources_of
+from wds_datapipes.pipes.shards.sharding_filter import ShardingFilterIterDataPipe
 from wds_datapipes.pipes.state.shard_order import UrlList
 
 T_co = TypeVar("T_co", covariant=True)
 
 
 class ShufflerIterDataPipe(Shuffler[T_co]):
-    """torch's ``.shuffle()`` for a whole list of any length, in a buffer of references.
+    """The ``.shuffle()`` of a list of shards, which shuffles the whole list in a buffer of references.
 
-    torch's own stage chooses from 10,000 items, so a shard of a longer list would stay near its place in the list.
+    torch's stage chooses from 10,000 items, so a shard of a longer list would stay near its place in the list.
     Lists of at most 10,000 shards have the same order as with torch. The class has the name of torch's because states
     and caches record the name.
 
@@ -37,6 +38,13 @@ class ShufflerIterDataPipe(Shuffler[T_co]):
     """
 
     lanes = 1
+
+    @classmethod
+    def like(cls, shuffler: Shuffler[T_co]) -> ShufflerIterDataPipe[T_co]:
+        """Return a shuffle of the whole list in place of torch's, with the same settings."""
+        own = cls(shuffler.datapipe)
+        own._enabled, own._seed = shuffler._enabled, shuffler._seed
+        return own
 
     def __iter__(self) -> Iterator[T_co]:
         if not self._enabled:
@@ -57,6 +65,10 @@ class ShufflerIterDataPipe(Shuffler[T_co]):
             self.reset()  # takes the seed, as a pass does
             return drawn.in_order(self._permute(drawn.order))
         return drawn
+
+    def sharding_filter(self, sharding_group_filter: Any = None) -> ShardingFilterIterDataPipe:
+        """Split the list between ranks and workers."""
+        return ShardingFilterIterDataPipe(self, sharding_group_filter)
 
     def _permute(self, numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         # NumPy guarantees the sequence of this generator, and draws a million numbers in the time of 10,000 above.
@@ -81,17 +93,24 @@ def _permute_lanes(count: int, lanes: int, draw: np.random.RandomState) -> npt.N
     return order.ravel()[:count]
 
 
-def shuffle_whole_lists(source: IterDataPipe[Any]) -> None:
-    """Make each torch ``.shuffle()`` with the default buffer shuffle the whole list of shards, if the list ends.
+def with_whole_lists(source: Any) -> Any:
+    """Return a pipeline in which torch's ``.shuffle()`` with its default buffer shuffles the whole list, if it ends.
+
+    The stages after such a shuffle read from ours instead.
 
     Args:
         source: yields URLs of shards.
     """
-    for stage in graph_of(source).stages:
-        # A source of shards creates torch's stage only if this size was passed explicitly.
-        is_default = declared(stage).is_default_shuffle and not declared(stage.datapipe).lists_shards
-        if is_default and _ends(stage.datapipe):
-            stage.__class__ = ShufflerIterDataPipe  # in place, because the program may hold references to it
+    ours = dict[int, Any]()
+    for stage in reversed(graph_of(source).stages):
+        for name, value in [*vars(stage).items()]:
+            if id(value) in ours:
+                setattr(stage, name, ours[id(value)])
+        shuffled = declared(stage).shuffled_source()
+        # A source of shards has a method of its own, which makes torch's stage only if this size was passed explicitly.
+        if shuffled is not None and not hasattr(type(shuffled), "shuffle") and _ends(shuffled):
+            ours[id(stage)] = ShufflerIterDataPipe.like(stage)
+    return ours.get(id(source), source)
 
 
 def _ends(pipe: Any) -> bool:
@@ -102,4 +121,4 @@ def _ends(pipe: Any) -> bool:
             return True
     sources = list(sources_of(pipe))
     is_known = declared(pipe).is_transparent or library_of(type(pipe)) in ("torch", "torchdata")
-    return is_known and declared(pipe).restarts_once and bool(sources) and all(map(_ends, sources))
+    return is_known and declared(pipe).restarts_once() and bool(sources) and all(map(_ends, sources))

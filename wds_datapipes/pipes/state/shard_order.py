@@ -85,9 +85,9 @@ class ShardOrder(EngineStage[Any]):
         self._expected = seen
 
     def __iter__(self) -> Iterator[Any]:
-        yield from self.share(1, 0)
+        yield from self.read_share(1, 0)
 
-    def share(self, count: int, first: int) -> Iterator[Any]:
+    def read_share(self, count: int, first: int) -> Iterator[Any]:
         """Yield every ``count``-th item, starting with number ``first``; in a long list, the others are not read."""
         expected, self._expected = self._expected or [0, "", ""], None
         self._seen, self._unseen, self._number_of_samples_yielded = [0, "", ""], [], 0
@@ -226,7 +226,6 @@ def guard_listings(pipe: Any, seed: int, *, drawn_only: bool = False) -> None:
                 may_draw = any(declared(each).draws_globally for each in before)
                 if may_draw or not drawn_only:
                     setattr(stage, name, ShardOrder(source, is_split=is_split, may_draw=may_draw))
-                    declared(stage).share_list(True)
     for number, listing in enumerate(listings_before(pipe)):
         listing.whole = None
         if listing.seeds is not None:
@@ -239,7 +238,6 @@ def remove_listings(pipe: Any) -> None:
         for name, source in [*vars(stage).items()]:
             if isinstance(source, ShardOrder):
                 setattr(stage, name, source.source)
-                declared(stage).share_list(False)
 
 
 def listings_before(pipe: Any) -> list[ShardOrder]:
