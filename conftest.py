@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import hypothesis
 import psutil
 import pytest
+import torch.utils.data
 from faults import FaultProxy, fault_proxy
 from nginx_server import Nginx
 from process_stacks import children_since, record_stacks, stacks_of
@@ -39,6 +40,10 @@ from wds_datapipes.io.remote.retry import RetryPolicy
 # stays green; `nox -s nightly` draws new ones.
 hypothesis.settings.register_profile("tests", deadline=None, derandomize="WHOLE_SWEEPS" not in os.environ)
 hypothesis.settings.load_profile("tests")
+
+# An error that a worker of torch's DataLoader sends is in a reference cycle with its iterator. Once that is garbage, it
+# waits so long for each worker, in whichever test runs then, and ends it; by default, 5 s.
+torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 1.0
 
 
 #: Modules that need DALI, or a torchdata that lacks DataLoader2. The sessions `peers` of nox run their examples.
