@@ -11,7 +11,7 @@ import faulty_pipelines
 import pytest
 
 #: The number of loaders, and of epochs of each kind.
-CYCLES = int(os.environ.get("SOAK_CYCLES", "200"))
+CYCLES = int(os.environ.get("SOAK_CYCLES", "120"))
 EPOCHS = int(os.environ.get("SOAK_EPOCHS", "60"))
 PARTS = 2
 
