@@ -152,3 +152,10 @@ print(sorted({{"torch", "torchdata"}} & set(sys.modules)))
 """
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (finished.stdout, finished.stderr) == ("[]\n", "")
+
+
+def test_the_page_about_the_engine_names_modules_that_exist() -> None:
+    page = (PACKAGE.parent / "docs" / "explanation" / "engine.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([a-z_]+(?:/[a-z_]+)*/(?:[a-z_]+\.py)?)`", page)
+    assert "io/timeouts.py" in named
+    assert [name for name in named if not (PACKAGE / name).exists()] == []

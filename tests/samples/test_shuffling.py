@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from wds_datapipes.samples.shuffling import ShuffleState, nbytes, shuffle_samples
+from wds_datapipes import MockSamples
+from wds_datapipes.samples.shuffling import BUFFER_SIZE, ShuffleState, nbytes, shuffle_samples
 
 
 def shuffled(
@@ -117,3 +118,9 @@ def test_yielded_items_are_not_kept_alive() -> None:
 )
 def test_the_size_of_a_value(make: Callable[[], object], least: int, most: int) -> None:
     assert least <= nbytes(make()) <= most
+
+
+def test_the_buffer_has_a_default_size() -> None:
+    shuffler: Any = MockSamples({"txt": "a"}, length=3).shuffle_samples()
+    assert shuffler.initial == BUFFER_SIZE
+    assert len(list(shuffler)) == 3

@@ -1,4 +1,4 @@
-"""Shuffle a stream with a buffer."""
+"""Shuffle a stream with a buffer: its default size, its state, and the order of its items."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from wds_datapipes.shards.held_samples import NONE_AWAITED, Awaited, ItemCounter
 from wds_datapipes.shards.position import SamplePosition
 
 T = TypeVar("T")
+
+#: The default number of samples in the buffer, as in webdataset.
+BUFFER_SIZE = 1000
 
 _END = object()
 

@@ -12,7 +12,7 @@ from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.pipes.samples.buffer import BufferingStage
 from wds_datapipes.pipes.stage import register_stage
 from wds_datapipes.pipes.state.seeding import SeededStage
-from wds_datapipes.samples.shuffling import ShuffleState, shuffle_samples
+from wds_datapipes.samples.shuffling import BUFFER_SIZE, ShuffleState, shuffle_samples
 from wds_datapipes.shards.held_samples import NONE_AWAITED, Awaited
 from wds_datapipes.shards.position import SamplePosition
 from wds_datapipes.types import Sample
@@ -31,7 +31,7 @@ class SampleShuffler(SeededStage, BufferingStage[Sample]):
 
     Args:
         source: yields samples, or anything else.
-        buffer_size: the number of samples in the buffer; 1 keeps the order.
+        buffer_size: the number of samples in the buffer, 1000 by default; 1 keeps the order.
         initial: the number of samples to buffer before the first is yielded. After that, two are read for each one
             yielded until the buffer is full. By default, ``buffer_size``; a smaller number starts sooner, but mixes the
             first samples less.
@@ -49,7 +49,7 @@ class SampleShuffler(SeededStage, BufferingStage[Sample]):
     def __init__(
         self,
         source: IterDataPipe[Sample],
-        buffer_size: int,
+        buffer_size: int = BUFFER_SIZE,
         *,
         initial: int | None = None,
         max_bytes: int | None = None,
