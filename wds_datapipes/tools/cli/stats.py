@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from wds_datapipes.errors import plural
@@ -16,6 +17,15 @@ from wds_datapipes.tools.prepare.stats import DatasetStats, Sizes, dataset_stats
 
 #: How many of the most and of the least frequent classes are printed.
 CLASSES = 10
+#: The columns of the table of sizes: the heading of each, and what it shows of the sizes of a row.
+COLUMNS: dict[str, Callable[[Sizes], str]] = {
+    "count": lambda sizes: f"{sizes.number:,}",
+    "total": lambda sizes: human_bytes(sizes.total),
+    "smallest": lambda sizes: human_bytes(sizes.smallest),
+    "median": lambda sizes: human_bytes(sizes.median),
+    "mean": lambda sizes: human_bytes(sizes.mean),
+    "largest": lambda sizes: human_bytes(sizes.largest),
+}
 
 
 def stats(
@@ -64,7 +74,7 @@ def print_stats(found: DatasetStats, shards: int) -> None:
         f"from {per_shard.smallest:,} to {per_shard.largest:,} in a shard\n\n"
     )
     shards_row = [row("shards", found.shards)] if found.shards.number else []
-    rows = [("", "count", "total", "smallest", "median", "mean", "largest"), *shards_row]
+    rows = [("", *COLUMNS), *shards_row]
     rows += [row("samples", found.samples), *(row(printable(name), each) for name, each in found.fields.items())]
     print_table(rows)
 
@@ -85,5 +95,4 @@ def print_classes(found: DatasetStats, label: str) -> None:
 
 def row(name: str, sizes: Sizes) -> tuple[str, ...]:
     """Return a row of the table of sizes."""
-    values = (sizes.total, sizes.smallest, sizes.median, sizes.mean, sizes.largest)
-    return name, f"{sizes.number:,}", *map(human_bytes, values)
+    return name, *(show(sizes) for show in COLUMNS.values())
