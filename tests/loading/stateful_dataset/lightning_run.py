@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from wds_datapipes import IndexedSamples, ShardList, ShardReadingService, StatefulShards
+from wds_datapipes.integrations.lightning import count_last_step
 
 from torchdata.dataloader2 import DataLoader2  # isort: skip  # its banner is silenced by the import above
 
@@ -38,6 +39,9 @@ class Model(lightning.LightningModule):  # type: ignore[misc]  # it is not insta
         loader: Any = self.trainer.train_dataloader
         if hasattr(loader, "set_epoch"):  # Lightning calls set_epoch of torch's samplers
             loader.set_epoch(self.current_epoch)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        count_last_step(checkpoint)
 
     def training_step(self, batch: Any, _: int) -> Any:
         self.seen.append(sorted(batch))

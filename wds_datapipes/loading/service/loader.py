@@ -14,12 +14,13 @@ from typing import Any
 from wds_datapipes.arguments import check_seed
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.amendment import adopt
+from wds_datapipes.loading.checkpoint.counted_epoch import without_counted_epoch
 from wds_datapipes.loading.checkpoint.format import checkpoints_in, state_of
-from wds_datapipes.loading.lightning import unknown_length_error, without_ended_epoch
 from wds_datapipes.loading.service.service import ShardReadingService
 from wds_datapipes.loading.splitting import DataParallelGroup, split_by_rank, split_by_worker
 from wds_datapipes.loading.torchdata_api import DataLoader2, DistributedReadingService, dataloader2
 from wds_datapipes.loading.torchdata_patches.local_functions import copy_pipeline, find_local_classes
+from wds_datapipes.loading.unknown_length import unknown_length_error
 from wds_datapipes.loading.workers.loop_items import users_part
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import graph_of
@@ -110,7 +111,7 @@ class ShardDataLoader(DataLoader2):  # type: ignore[misc]  # torchdata has no ty
         if pipe is None:
             raise StateError(NO_PIPELINE)
         adopt(checkpoints, pipe, descriptions(pipe), amend=amend)
-        checkpoints = without_ended_epoch(checkpoints, pipe)
+        checkpoints = without_counted_epoch(checkpoints, state_dict, pipe)
         if self._adapted:
             self._restart()
         self._service.load_state_dict(state_of(checkpoints), seeds_too=False, amend=amend)

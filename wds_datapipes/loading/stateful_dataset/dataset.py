@@ -13,12 +13,12 @@ from wds_datapipes.arguments import check_integer, check_seed, checks_calls
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.amendment import adopt, begin_run
+from wds_datapipes.loading.checkpoint.counted_epoch import counts_epoch, without_counted_epoch
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState, checkpoints_in, state_of, state_of_stream
 from wds_datapipes.loading.checkpoint.received import counts_steps, leave, steps_received
 from wds_datapipes.loading.checkpoint.resharding import check_ranks, of_all_ranks
 from wds_datapipes.loading.distributed import Ranks
 from wds_datapipes.loading.epoch import refuse_hidden_stages
-from wds_datapipes.loading.lightning import resumes_after_last_step, unknown_length_error, without_ended_epoch
 from wds_datapipes.loading.splitting import (
     SPLIT_TWICE,
     DataParallelGroup,
@@ -38,6 +38,7 @@ from wds_datapipes.loading.stateful_dataset.tracking import (
     WorkerRow,
     begin_recording,
 )
+from wds_datapipes.loading.unknown_length import unknown_length_error
 from wds_datapipes.pipes.instance import own_worker
 from wds_datapipes.pipes.sharding import advice_for_split, check_batch_sizes, is_read_by_shard
 from wds_datapipes.pipes.state.description import descriptions
@@ -222,7 +223,7 @@ class StatefulShards(IterableDataset[Any]):
         if worker is None:
             check_ranks(loaded, self.epochs.rank, self.pipe)
         if info is None:
-            loaded = without_ended_epoch(loaded, self.pipe)
+            loaded = without_counted_epoch(loaded, state, self.pipe)
         if not all(checkpoint.is_over for checkpoint in loaded):  # then it counts as over on no rank
             loaded = [replace(checkpoint, is_over=False) for checkpoint in loaded]
         self._resume_from(loaded)
@@ -433,10 +434,10 @@ def missing_position(loader: Any, state: Mapping[str, Any]) -> str:
 
 
 def load_ended_epoch(data: Any, state: Mapping[str, Any]) -> bool:
-    """Load a state of a ``StatefulDataLoader`` into its dataset if Lightning saved it at the last step of an epoch.
+    """Load a state of a ``StatefulDataLoader`` into its dataset if a trainer has counted its epoch.
 
-    Otherwise, the loader would begin that epoch again without any items, and Lightning, which has already counted it,
-    would treat it as the next one.
+    Otherwise, the loader would begin that epoch again without any items, and the trainer would treat it as the next
+    one.
 
     Args:
         data: the dataset of the loader.
@@ -453,7 +454,7 @@ def load_ended_epoch(data: Any, state: Mapping[str, Any]) -> bool:
         return False
     state = {**state, "_steps_since_snapshot": 0}  # the loader itself repeats these steps
     check_ranks(data.adopt(checkpoints_in(state)), data.epochs.rank, data.pipe)
-    if not resumes_after_last_step():
+    if not counts_epoch(state):
         return False
     data.load_state_dict(state)
     return True

@@ -257,7 +257,7 @@ def unknown_position() -> None:
 
 
 def concurrent_traversals() -> None:
-    """Torch fails if two threads traverse pipelines at once, as the threads of two loaders may, and after some forks.
+    """Two threads that traverse pipelines at once, as those of two loaders may, make torch fail, and so do some forks.
 
     It pickles pipelines with hooks that all threads share. With the patch, one thread waits for the other, and so does
     a fork.
