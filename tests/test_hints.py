@@ -103,7 +103,7 @@ CALLED: dict[str, dict[str, str]] = {
     "samples/select.py": {"remainder": "IndexedSamples", "duplicate_is_error": "rename_keys"},
     "shards/patterns.py": {"allow_local_files": "ShardList"},
     "shards/records.py": {"format": "load_wds_records", "key": "load_wds_records", "fields": "load_wds_records"},
-    "writing/packers.py": {"limits": "load_wds_shards"},
+    "writing/packer.py": {"limits": "load_wds_shards"},
     "writing/shard_writer.py": {"old_shards": "ShardWriter"},
 }
 

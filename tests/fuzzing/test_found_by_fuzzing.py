@@ -30,8 +30,8 @@ from wds_datapipes.shards.mixture_spec import read_mixture
 from wds_datapipes.shards.patterns import expand_braces
 from wds_datapipes.shards.plain_yaml import parse_plain_yaml
 from wds_datapipes.writing.journal import ShardJournal
-from wds_datapipes.writing.shard_file import TarWriter
 from wds_datapipes.writing.shard_writer import ShardWriter
+from wds_datapipes.writing.tar_writer import TarWriter
 
 NESTED = b"[" * 100_000
 
@@ -126,7 +126,7 @@ def test_an_epoch_has_a_bounded_number_of_shards() -> None:
         b"\xff",
         NESTED,
         b"1" * 5000,
-        b'{"number": "0", "url": "a", "samples": 1, "bytes": 2, "sha256": "c", "given": 3, "keys": "d"}',
+        b'{"number": "0", "url": "a", "samples": 1, "bytes": 2, "sha256": "c", "input_samples": 3, "input_keys": "d"}',
     ],
 )
 def test_a_damaged_line_of_a_journal_is_named(tmp_path: Path, line: bytes) -> None:
@@ -146,7 +146,7 @@ def test_a_damaged_line_of_a_journal_is_named(tmp_path: Path, line: bytes) -> No
         *(("number", each) for each in ("0", None, -1, 1 << 64)),
         *(("url", each) for each in (7, None)),
         *(("bytes", each) for each in (-5, 1.5, "2")),
-        *(("sha256", None), ("given", "3"), ("given", -3), ("keys", 5), ("keys", [])),
+        *(("sha256", None), ("input_samples", "3"), ("input_samples", -3), ("input_keys", 5), ("input_keys", [])),
     ],
 )
 def test_a_forged_line_of_a_journal_is_named(folder: Path, name: str, value: object) -> None:

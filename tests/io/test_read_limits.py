@@ -6,7 +6,6 @@ import bz2
 import dataclasses
 import io
 import lzma
-import re
 import tarfile
 import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +24,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from wds_datapipes import ErrorBudget, ReadLimits
 from wds_datapipes.codecs.field_chain import gunzip, to_gzip
-from wds_datapipes.errors import CorruptShardError, DecodeError, ErrorBudgetError, ReadLimitError
+from wds_datapipes.errors import CorruptShardError, DecodeError, ErrorBudgetError, ReadLimitError, WdsError
 from wds_datapipes.io import read_limits
 from wds_datapipes.io.compression.decompress import decompress_stream
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS
@@ -104,12 +103,12 @@ def outcome(members: Iterable[Any]) -> tuple[list[str], str]:
     return names, ""
 
 
-def limit_in(error: Exception) -> str:
-    """The limit that a message names, in a fixed form."""
-    found = re.search(r"and the limit is (\w+)=\S+\. .* pass limits=ReadLimits\((\w+)=\.\.\.\)", str(error))
-    assert found is not None, str(error)
-    assert found[1] == found[2]
-    return found[1]
+def limit_in(error: WdsError) -> str:
+    """The limit that an error names and advises to raise."""
+    hint = error.hints[0]
+    assert hint.argument == "limits"
+    assert f"the limit is {hint.value}=" in str(error)
+    return hint.value
 
 
 def expected(plan: list[Planned], given: ReadLimits) -> tuple[list[str], str]:

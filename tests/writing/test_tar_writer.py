@@ -26,9 +26,9 @@ from wds_datapipes import ReadLimits, ShardList, ShardWriter, TarWriter, WriteOp
 from wds_datapipes.errors import EncodeError, ShardWriteError, TruncatedShardError
 from wds_datapipes.io.output.local import LocalSink
 from wds_datapipes.tar.reader import read_members
-from wds_datapipes.writing import ShardInfo, packers
+from wds_datapipes.writing import ShardInfo, packer
+from wds_datapipes.writing.closable_writer import OPEN
 from wds_datapipes.writing.shard_file import ShardFile
-from wds_datapipes.writing.unclosed import OPEN
 
 SAMPLE = {"__key__": "a", "__url__": "elsewhere.tar", "txt": "a cat", "cls": 7}
 LARGE = {"__key__": "large", "bin": bytes(3 << 20)}
@@ -546,8 +546,8 @@ def test_a_name_that_readers_refuse_is_not_written(letter: str) -> None:
 
 
 def test_data_that_readers_refuse_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packers, "DEFAULT_LIMITS", ReadLimits(member_bytes=1000))
-    monkeypatch.setattr(packers, "TOO_LARGE", 1000)  # as both are 8 GiB
+    monkeypatch.setattr(packer, "DEFAULT_LIMITS", ReadLimits(member_bytes=1000))
+    monkeypatch.setattr(packer, "TOO_LARGE", 1000)  # as both are 8 GiB
     with TarWriter("s.tar") as shard:
         shard.write({"__key__": "a", "bin": bytes(1000)})
         with pytest.raises(

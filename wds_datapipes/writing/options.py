@@ -11,7 +11,7 @@ from wds_datapipes.arguments import checks_calls
 from wds_datapipes.io.compression.formats import Compress, find_compression
 from wds_datapipes.samples.keys import KeyRule, first_dot
 from wds_datapipes.tar.header_writer import HeaderWriter
-from wds_datapipes.writing.packers import Encoder, TarSamplePacker
+from wds_datapipes.writing.packer import Encoder, TarSamplePacker
 
 
 @checks_calls

@@ -8,7 +8,6 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from wds_datapipes.arguments import checks_calls
 from wds_datapipes.errors import EncodeError, plural
 from wds_datapipes.hints import WRITE_NO_RULE
 from wds_datapipes.index.format.builder import index_members
@@ -20,9 +19,9 @@ from wds_datapipes.io.output.sink import Sink, open_target
 from wds_datapipes.redaction import redact
 from wds_datapipes.tar.header_writer import END
 from wds_datapipes.types import Sample, Shard, ShardInfo
-from wds_datapipes.writing.options import DEFAULT_WRITING, WriteOptions
-from wds_datapipes.writing.packers import PackedSample, TarSamplePacker
-from wds_datapipes.writing.unclosed import ClosableWriter
+from wds_datapipes.writing.closable_writer import ClosableWriter
+from wds_datapipes.writing.options import WriteOptions
+from wds_datapipes.writing.packer import PackedSample, TarSamplePacker
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -236,45 +235,3 @@ class HashingWriter:
     def close(self) -> None:
         """Stop the thread, once all data are hashed."""
         self._thread.shutdown()
-
-
-@checks_calls
-class TarWriter(ShardFile):
-    """Writes samples to a single shard, which appears under its name once it is complete.
-
-    It is a context manager: leaving it finishes the shard, while an error or Ctrl-C removes it, including temporary
-    files. Otherwise, call ``close()``: a writer that is not closed loses its shard, with a warning. A local file gets
-    its name only after all of it was synced to disk; if two writers write the same file, the last one to finish wins.
-    Data written to a command, to standard output or to an open stream cannot be removed: after an error, it lacks the
-    end marker, and a command is killed before it sees the end of its input.
-
-    The output is deterministic: the same samples give the same bytes, compressed or not. Headers are plain ustar, with
-    a PAX header only for names that do not fit (long or non-ASCII names) and sizes of 8 GiB or more.
-
-    Args:
-        target: a path, a URL of a file system that fsspec supports, ``pipe:COMMAND``, ``-`` (standard output) or an
-            open binary stream, which stays open.
-        options: how its bytes are written: ``WriteOptions(compress=, encoder=, mtime=...)``.
-
-    Attributes:
-        samples: the number of samples written.
-        size: the size of the archive so far, in bytes before compression, without the end marker.
-        info: the `ShardInfo` of the finished shard; ``None`` before that.
-
-    Raises:
-        ShardWriteError: the shard cannot be written, or the command failed.
-
-    Examples:
-        >>> with TarWriter("a.tar") as shard:
-        ...     for number in range(2):
-        ...         _ = shard.write({"__key__": f"{number:03d}", "txt": "a cat", "cls": number})
-        >>> shard.info.samples, shard.info.bytes
-        (2, 5120)
-        >>> [member.name for member in ShardList("a.tar").load_wds_shards()]
-        ['000.txt', '000.cls', '001.txt', '001.cls']
-    """
-
-    def __init__(
-        self, target: str | os.PathLike[str] | BinaryIO | Sink, options: WriteOptions = DEFAULT_WRITING
-    ) -> None:
-        super().__init__(target, options)

@@ -18,8 +18,10 @@ from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.tar.header_writer import END
 from wds_datapipes.types import ALONE, Instance, Sample, ShardInfo
 from wds_datapipes.user_warnings import warn_user
-from wds_datapipes.writing.journal import FinishedShard, SampleJournal, claim_shards, compare_journals
+from wds_datapipes.writing.closable_writer import ClosableWriter
+from wds_datapipes.writing.journal import FinishedShard, compare_journals
 from wds_datapipes.writing.options import DEFAULT_WRITING, WriteOptions
+from wds_datapipes.writing.resumption import SampleJournal, lock_shards
 from wds_datapipes.writing.shard_file import ShardFile
 from wds_datapipes.writing.shard_names import (
     check_pattern,
@@ -31,7 +33,6 @@ from wds_datapipes.writing.shard_names import (
     remove_old_shards,
     shard_numbers,
 )
-from wds_datapipes.writing.unclosed import ClosableWriter
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -122,7 +123,7 @@ class ShardWriter(ClosableWriter):
             compression.compressor()  # raises if its package is not installed
         self._packer = self._options.packer()
         self._shard: ShardFile | None = None
-        self._claim: ExitStack | None = None
+        self._lock: ExitStack | None = None
         self.shards: list[ShardInfo] = []
         self._on_old_shards = old_shards
         self.old_shards: list[str] = []
@@ -217,8 +218,8 @@ class ShardWriter(ClosableWriter):
             self._shard = None
         if self._journal is not None:
             self._journal.close()
-        if self._claim is not None:
-            self._claim.close()
+        if self._lock is not None:
+            self._lock.close()
 
     def describe_loss(self) -> str:
         """Describe the shard that is not finished."""
@@ -245,11 +246,11 @@ class ShardWriter(ClosableWriter):
             warn_user(f'{describe_old_shards(found)}. Remove them, or pass old_shards="remove"')
 
     def _open(self) -> ShardFile:
-        if self._claim is None:
-            self._claim = ExitStack()
+        if self._lock is None:
+            self._lock = ExitStack()
             if self._opener is None and local_path(self.pattern) is not None:
                 journal = journal_path(self.pattern, None, *self._writer_numbers)
-                self._claim.enter_context(claim_shards(journal, self.pattern))
+                self._lock.enter_context(lock_shards(journal, self.pattern))
         url = self.pattern % self._number
         target: Any = url if self._opener is None else StreamSink(self._opener(url), url, close=True)
         return ShardFile(target, self._options, self._packer)

@@ -19,9 +19,9 @@ from wds_datapipes.tools.prepare.reorder import SampleEntries
 from wds_datapipes.tools.prepare.subset import Subset, check_rekey
 from wds_datapipes.types import Sample, ShardInfo
 from wds_datapipes.writing.options import WriteOptions
-from wds_datapipes.writing.shard_file import TarWriter
 from wds_datapipes.writing.shard_names import NUMBER, describe_old_shards, find_overwritten
 from wds_datapipes.writing.shard_writer import OldShards, ShardWriter
+from wds_datapipes.writing.tar_writer import TarWriter
 
 
 def open_output(target: str, urls: list[str], options: CopyArguments) -> ShardWriter | TarWriter:

@@ -12,7 +12,7 @@ from typing import Annotated
 from wds_datapipes.extras import DATALOADER2, require
 from wds_datapipes.tools.cli.options.values import metavar, wrong_use
 from wds_datapipes.types import Sample
-from wds_datapipes.writing.shard_file import TarWriter
+from wds_datapipes.writing.tar_writer import TarWriter
 
 TRAIN_SHARDS, TEST_SHARDS = 12, 3
 #: The width and height of a patch, and the distance between neighbouring ones, in pixels.

@@ -13,9 +13,9 @@ from wds_datapipes.tools.cli.options.read import Shards
 from wds_datapipes.tools.cli.options.values import FileOrUrl, metavar, parse_pairs
 from wds_datapipes.tools.cli.options.write import COPY, CopyArguments
 from wds_datapipes.types import Sample
-from wds_datapipes.writing.shard_file import TarWriter
 from wds_datapipes.writing.shard_names import NUMBER
 from wds_datapipes.writing.shard_writer import ShardWriter
+from wds_datapipes.writing.tar_writer import TarWriter
 
 #: The placeholder for the name of a part in --output.
 PART = "{part}"

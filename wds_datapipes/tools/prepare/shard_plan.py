@@ -22,7 +22,7 @@ from wds_datapipes.tar.header_writer import END, TOO_LARGE, HeaderWriter
 from wds_datapipes.tools.prepare.repeated_keys import find_repeated_keys
 from wds_datapipes.tools.prepare.sample_spec import MeasuredSample, SampleSpec, Source, measure_sample
 from wds_datapipes.writing.options import WriteOptions
-from wds_datapipes.writing.packers import TarSamplePacker
+from wds_datapipes.writing.packer import TarSamplePacker
 
 #: The number of specs to load before measuring their files, the number of threads, and the number of specs per task.
 AT_ONCE, THREADS, BATCH = 8192, 16, 128
