@@ -10,6 +10,7 @@ from torch.utils.data import get_worker_info
 
 from wds_datapipes.loading.stateful_dataset.dataset import StatefulShards
 from wds_datapipes.pipes.graph import PipelineGraph
+from wds_datapipes.pipes.roles import Loader
 from wds_datapipes.pipes.stage import EngineStage, OpaqueValue
 from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.pipes.state.seeding import SeededStage
@@ -31,7 +32,7 @@ class LoaderRun(NamedTuple):
     set_epoch: Callable[[int], object]
 
 
-class LoaderBatches(SeededStage, EngineStage[Any]):
+class LoaderBatches(Loader, SeededStage, EngineStage[Any]):
     """The batches of a loader, for stages that run after it in the main process.
 
     Such stages shuffle and batch the samples of all workers together. A `StatefulShards` over the last of them has

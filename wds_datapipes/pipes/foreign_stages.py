@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from wds_datapipes.datapipes import SHARDING_PRIORITIES, Shuffler
-from wds_datapipes.pipes.declarations import Declarations
 from wds_datapipes.pipes.groups import part_in
 from wds_datapipes.pipes.inspection import loop_of, takes_seed
+from wds_datapipes.pipes.roles import Buffer, Loader, Role, Source, Splitter, Transform
 
 #: The attribute of a ``.sharding_filter()`` that holds the rotation of its assignment.
 _ROTATION = "_wds_datapipes_turn"
@@ -20,7 +20,7 @@ TORCH_BUFFER_SIZE = 10_000
 _MIXED = "Use .mix_samples(), or mix the shards before .load_wds_shards()"
 
 
-class ForeignStage(Declarations):
+class ForeignStage(Role):
     """The declarations of a stage of another package: the defaults, unless it is in `STAGES`.
 
     Args:
@@ -34,11 +34,10 @@ class ForeignStage(Declarations):
         self.pipe = pipe
 
 
-class _Batcher(ForeignStage):
+class _Batcher(Buffer, ForeignStage):
     is_stateless = True
     combines_samples = True
     draws_globally = False
-    holds_items = True
     argument_uses: ClassVar = {"batch_size": "per rank"}
 
     def is_even(self) -> bool:
@@ -49,7 +48,7 @@ class _Batcher(ForeignStage):
         return size
 
 
-class _IterableWrapper(ForeignStage):
+class _IterableWrapper(Source, ForeignStage):
     @property
     def draws_globally(self) -> bool:  # type: ignore[override]  # it depends on an argument
         return type(self.pipe.iterable) not in (list, tuple, range, str, dict)
@@ -59,10 +58,8 @@ class _IterableWrapper(ForeignStage):
         return urls if isinstance(urls, list | tuple) and all(isinstance(url, str) for url in urls) else ()
 
 
-class _Mapper(ForeignStage):
-    is_stateless = True
+class _Mapper(Transform, ForeignStage):
     is_one_to_one = True
-    holds_items = False
 
     def unsplit(self) -> Any:
         source = declared(self.pipe.datapipe).unsplit()
@@ -73,12 +70,10 @@ class _Mapper(ForeignStage):
         return mapper
 
 
-class _ShardingFilter(ForeignStage):
+class _ShardingFilter(Splitter, ForeignStage):
+    holds_items = None  # it may drop all samples of a pass: those of other instances
     draws_globally = False
     alternative = "Put .sharding_filter() before .load_wds_shards()"
-
-    def can_rotate(self) -> bool:
-        return True
 
     def number_instances(self) -> None:
         pipe, only = self.pipe, self.pipe.sharding_group_filter
@@ -96,9 +91,8 @@ class _ShardingFilter(ForeignStage):
         return self.pipe.source_datapipe if self.pipe.sharding_group_filter is None else None
 
 
-class _Shuffler(ForeignStage):
+class _Shuffler(Buffer, ForeignStage):
     draws_globally = False
-    holds_items = True
     alternative = "Use .shuffle_samples(n) for samples; .shuffle() belongs before .load_wds_shards()"
 
     def shuffled_source(self) -> Any:
@@ -122,9 +116,9 @@ class _SequenceRepeater(_Repeater):
     draws_globally = False
 
 
-class _Cycler(_Repeater):
+class _Cycler(Transform, _Repeater):
+    is_stateless = False
     draws_globally = False
-    holds_items = False
 
     def restarts_once(self) -> bool:
         return False
@@ -147,9 +141,9 @@ class _InMemoryCache(ForeignStage):
         return "keeps the order of the epoch in which it was filled" if is_random else ""
 
 
-def _row(**declared: Any) -> type[ForeignStage]:
-    """Return declarations that do not depend on the arguments of the stage."""
-    return type("ForeignStage", (ForeignStage,), declared)
+def _row(*roles: type[Role], **facts: Any) -> type[ForeignStage]:
+    """Return the role and facts of a stage that do not depend on its arguments; without a role, it is unknown."""
+    return type("ForeignStage", (*roles, ForeignStage), facts)
 
 
 #: The declarations of stages, by the package and the name of the class that defines ``__iter__``.
@@ -157,8 +151,8 @@ STAGES: dict[str, dict[str, type[ForeignStage]]] = {
     "torch": {
         "BatcherIterDataPipe": _Batcher,
         "ConcaterIterDataPipe": _row(draws_globally=False, alternative=_MIXED),
-        "FileListerIterDataPipe": _row(draws_globally=False),
-        "FilterIterDataPipe": _row(is_stateless=True, holds_items=False),
+        "FileListerIterDataPipe": _row(Source, draws_globally=False),
+        "FilterIterDataPipe": _row(Transform),
         "IterableWrapperIterDataPipe": _IterableWrapper,
         "MapperIterDataPipe": _Mapper,
         "MultiplexerIterDataPipe": _row(draws_globally=False, alternative=_MIXED),
@@ -175,27 +169,27 @@ STAGES: dict[str, dict[str, type[ForeignStage]]] = {
         "BatchMapperIterDataPipe": _row(alternative="Use .batch(n) and .map()"),
         "CyclerIterDataPipe": _Cycler,
         "EnumeratorIterDataPipe": _row(draws_globally=False),
-        "FullSyncIterDataPipe": _row(process_boundary="ranks", is_transparent=True),
+        "FullSyncIterDataPipe": _row(Loader, process_boundary="ranks", is_transparent=True),
         "HeaderIterDataPipe": _row(draws_globally=False, alternative="Use .slice_samples(n)"),
         "InMemoryCacheHolderIterDataPipe": _InMemoryCache,
         "LengthSetterIterDataPipe": _LengthSetter,
         "PinMemoryIterDataPipe": _row(alternative="Use ShardReadingService(pin_memory=True)"),
         "PrefetcherIterDataPipe": _row(alternative="The workers of ShardReadingService prefetch items already"),
         "RepeaterIterDataPipe": _SequenceRepeater,
-        "ShardingRoundRobinDispatcherIterDataPipe": _row(process_boundary="dispatched"),
+        "ShardingRoundRobinDispatcherIterDataPipe": _row(Loader, process_boundary="dispatched"),
         # The items of a worker or of the dispatching process.
-        "NonBlocking": _row(process_boundary="remote"),
-        "_DummyIterDataPipe": _row(process_boundary="remote"),
-        "_IterateQueueDataPipes": _row(process_boundary="remote"),
+        "NonBlocking": _row(Loader, process_boundary="remote"),
+        "_DummyIterDataPipe": _row(Loader, process_boundary="remote"),
+        "_IterateQueueDataPipes": _row(Loader, process_boundary="remote"),
     },
 }
 # Lists of shards make subclasses of torch's stages of the same names.
 STAGES["wds_datapipes"] = STAGES["torch"]
 
 
-def declared(pipe: Any) -> Declarations:
+def declared(pipe: Any) -> Role:
     """Return the declarations of a stage of any package."""
-    if isinstance(pipe, Declarations):
+    if isinstance(pipe, Role):
         return pipe
     kind = loop_of(*type(pipe).__mro__) or type(pipe)
     return STAGES.get(kind.__module__.partition(".")[0], {}).get(kind.__name__, ForeignStage)(pipe)

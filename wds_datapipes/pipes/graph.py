@@ -11,9 +11,9 @@ from typing import Any
 from wds_datapipes.counters import Counters
 from wds_datapipes.errors import StateError
 from wds_datapipes.fingerprint import is_users
-from wds_datapipes.pipes.declarations import Declarations
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.inspection import call_of, loop_of, name_of, sources_of, splits, takes_seed
+from wds_datapipes.pipes.roles import Role
 from wds_datapipes.pipes.stage import Stage
 
 
@@ -194,7 +194,7 @@ def _refuse_spanning(graph: PipelineGraph, advice: str) -> None:
             raise StateError(f"{name_of(stage)} continues from one epoch to the next{advice}")
 
 
-def _check_declarations(stage: Any, known: Declarations, later_stages: Sequence[Any]) -> None:
+def _check_declarations(stage: Any, known: Role, later_stages: Sequence[Any]) -> None:
     """Check that a stage has a state or is stateless, and that later stages can read its items again.
 
     Raises:
@@ -219,7 +219,7 @@ def _check_declarations(stage: Any, known: Declarations, later_stages: Sequence[
         )
 
 
-def _refusal(stage: Any, known: Declarations) -> str:
+def _refusal(stage: Any, known: Role) -> str:
     kind = type(stage)
     loop = loop_of(*kind.__mro__) or kind
     if not is_users(loop.__module__):

@@ -16,6 +16,7 @@ from wds_datapipes.pipes.graph import graph_of
 from wds_datapipes.pipes.groups import Groups, groups_of, part_in
 from wds_datapipes.pipes.inspection import call_of, count_yielded, name_of, sources_of, splits
 from wds_datapipes.pipes.instance import instance_in, own_rank
+from wds_datapipes.pipes.roles import Splitter
 from wds_datapipes.pipes.stage import EngineStage
 from wds_datapipes.user_warnings import warn_user
 
@@ -23,7 +24,7 @@ Pipe = IterDataPipe[Any]
 T_co = TypeVar("T_co", covariant=True)
 
 
-class SplittingStage(EngineStage[T_co]):
+class SplittingStage(Splitter, EngineStage[T_co]):
     """Base class of stages that themselves split the data between ranks and workers."""
 
     groups: Groups

@@ -12,10 +12,10 @@ from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.datapipes.iteration import checked
 from wds_datapipes.errors import StateError
 from wds_datapipes.on_error.policy import CountedErrors, OnError, check_on_error
-from wds_datapipes.pipes.declarations import Declarations
 from wds_datapipes.pipes.foreign_calls import functional_form
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.inspection import name_of, sources_of
+from wds_datapipes.pipes.roles import Role, Transform
 from wds_datapipes.samples.position_buffer import plain_state
 from wds_datapipes.shards.held_samples import NONE_AWAITED, Awaited, ItemCounter
 from wds_datapipes.shards.position import SamplePosition
@@ -25,7 +25,7 @@ T_co = TypeVar("T_co", covariant=True)
 C = TypeVar("C", bound=type[IterDataPipe[Any]])
 
 
-class Stage(Declarations, IterDataPipe[T_co]):
+class Stage(Role, IterDataPipe[T_co]):
     """Base class of stages whose state can be saved and loaded to resume a run in the middle of an epoch.
 
     A subclass stores its source in an attribute and defines ``__iter__``, which starts from the beginning each time.
@@ -165,10 +165,9 @@ class Stage(Declarations, IterDataPipe[T_co]):
 
 
 class EngineStage(Stage[T_co]):
-    """Base class of this package's stages, with internal `Declarations`."""
+    """Base class of this package's stages, whose facts are internal, too; see `Role`."""
 
     draws_globally = False
-    holds_items = False
 
     source: Any
     #: The loaded state, until the next iteration starts.
@@ -197,7 +196,7 @@ class EngineStage(Stage[T_co]):
             self._loaded = None
 
 
-class FunctionStage(EngineStage[T_co]):
+class FunctionStage(Transform, EngineStage[T_co]):
     """Base class of stages that yield the items of a function, which keeps nothing between two items.
 
     The constructor of a subclass checks the function's options and passes them to this constructor.
@@ -210,7 +209,6 @@ class FunctionStage(EngineStage[T_co]):
         function: the function, as a static method.
     """
 
-    is_stateless = True
     function: Callable[..., Iterable[Any]]
 
     def __init__(self, source: Any, /, **options: Any) -> None:

@@ -16,6 +16,7 @@ from torch.utils.data._utils import pin_memory as torch_pinning
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.interrupts import defer_interrupts
 from wds_datapipes.loading.workers.connection import Reader, set_reader
+from wds_datapipes.pipes.roles import Loader
 from wds_datapipes.pipes.stage import Stage
 from wds_datapipes.user_warnings import warn_user
 
@@ -25,7 +26,7 @@ JOIN_S = 0.1
 _END = object()
 
 
-class MemoryPinner(Stage[Any]):
+class MemoryPinner(Loader, Stage[Any]):
     """Applies a function to the items of the main process, in a thread, one item ahead of the loop.
 
     torchdata's own ``pin_memory`` stage polls ten thousand times per second.

@@ -15,6 +15,7 @@ from wds_datapipes.loading.transport.receiver import Receiver
 from wds_datapipes.loading.transport.sender import ReceiverGone, Sender
 from wds_datapipes.loading.workers.connection import WorkerConnection
 from wds_datapipes.pipes.graph import graph_of
+from wds_datapipes.pipes.roles import Loader
 from wds_datapipes.pipes.stage import Stage, iterated_by_loader
 
 
@@ -174,7 +175,7 @@ class RoundRobinSender(Sender):
 
 
 @iterated_by_loader
-class DispatchedItems(Stage[Any]):
+class DispatchedItems(Loader, Stage[Any]):
     """The items that a worker receives from the dispatching process, in place of the stages that run there."""
 
     #: Only the loader can restart it; stages that restart their source check this.

@@ -17,13 +17,14 @@ from wds_datapipes.loading.epoch import PlaceInRun
 from wds_datapipes.loading.progress import LoopPosition
 from wds_datapipes.loading.report import LoadingReport, WorkerReport, log_skipped, log_stragglers
 from wds_datapipes.pipes.foreign_stages import declared
+from wds_datapipes.pipes.roles import Loader
 from wds_datapipes.pipes.stage import Stage, iterated_by_loader
 from wds_datapipes.user_warnings import warn_user
 
 Pipe = IterDataPipe[Any]
 
 
-class LoopItems(Stage[Any]):
+class LoopItems(Loader, Stage[Any]):
     """The items of this rank, as the source of the main process's pipeline.
 
     Args:
@@ -148,7 +149,7 @@ class LoopItems(Stage[Any]):
 
 
 @iterated_by_loader
-class DeliveredCount(Stage[Any]):
+class DeliveredCount(Loader, Stage[Any]):
     """Reports each delivered item to the source of the items, downstream of stages that prefetch."""
 
     process_boundary = "loop"

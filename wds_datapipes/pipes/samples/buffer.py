@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.inspection import name_of
+from wds_datapipes.pipes.roles import Buffer
 from wds_datapipes.pipes.stage import FunctionStage, SnapshotStage, position_reader_of
 from wds_datapipes.samples.position_buffer import SampleBuffer
 from wds_datapipes.shards.held_samples import NONE_AWAITED, Awaited
@@ -15,13 +16,12 @@ from wds_datapipes.shards.position import SamplePosition, unpack_positions
 T_co = TypeVar("T_co", covariant=True)
 
 
-class BufferingStage(FunctionStage[T_co], SnapshotStage[T_co]):
+class BufferingStage(Buffer, FunctionStage[T_co], SnapshotStage[T_co]):
     """Base class of stages whose function holds samples back and records their positions."""
 
     is_stateless = False
     rereads_samples = True
     can_reshard = True
-    holds_items = True
 
     def __init__(self, source: Any, /, **options: Any) -> None:
         super().__init__(source, **options)

@@ -16,6 +16,7 @@ from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.groups import groups_of, part_in
 from wds_datapipes.pipes.inspection import splits, takes_seed
+from wds_datapipes.pipes.roles import Transform
 from wds_datapipes.pipes.stage import EngineStage, register_stage
 from wds_datapipes.pipes.state.description import FREE, descriptions
 from wds_datapipes.samples.caching import CachedPart, MemoryCache, cached_on_disk
@@ -23,7 +24,7 @@ from wds_datapipes.seeds import derived_seed
 
 
 @register_stage("cache_samples")
-class SampleCacher(EngineStage[Any]):
+class SampleCacher(Transform, EngineStage[Any]):
     """Cache the samples of the first complete pass for all later passes (functional name: ``cache_samples``).
 
     Later passes yield the same samples in the same order without reading the source. An incomplete pass is not cached.
@@ -66,6 +67,7 @@ class SampleCacher(EngineStage[Any]):
         ['part-00000-of-00001.samples']
     """
 
+    is_stateless = False
     argument_uses: ClassVar = {"path": "ignored"}
 
     def __init__(self, source: IterDataPipe[Any], path: str | os.PathLike[str] | None = None, *, seed: int = 0) -> None:

@@ -7,11 +7,12 @@ from typing import Any
 
 from wds_datapipes.arguments import check_callable
 from wds_datapipes.datapipes import IterDataPipe
+from wds_datapipes.pipes.roles import Buffer
 from wds_datapipes.pipes.stage import EngineStage, OpaqueValue, register_stage
 
 
 @register_stage("compose")
-class StreamComposer(EngineStage[Any]):
+class StreamComposer(Buffer, EngineStage[Any]):
     """Apply a function to the whole stream of items (functional name: ``compose``).
 
     This turns a generator function of an iterator into a stage: it may yield several items for one, skip items, or
@@ -41,7 +42,6 @@ class StreamComposer(EngineStage[Any]):
     """
 
     draws_globally = True
-    holds_items = True
 
     def __init__(self, source: IterDataPipe[Any], *through: Callable[[Iterator[Any]], Iterable[Any]]) -> None:
         if not through:

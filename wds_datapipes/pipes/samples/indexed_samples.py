@@ -227,6 +227,10 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         """Return the stage, which has the phases and exclusions of a run."""
         return self
 
+    def can_rotate(self) -> bool:
+        """Whether `rotate_assignment` can give it another worker's share; batches have fixed shares."""
+        return False
+
     def is_even(self) -> bool:
         """Whether the ranks stay in step."""
         return not self._leaves_holes

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from wds_datapipes.arguments import check_choice
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.pipes.instance import instance_of
+from wds_datapipes.pipes.roles import Transform
 from wds_datapipes.pipes.sharding import has_no_shards, refuse_remote, rotation_period
 from wds_datapipes.pipes.stage import SnapshotStage, position_reader_of, register_stage
 from wds_datapipes.pipes.state.nested_sources import BEGINNING, NestedPasses, first_seeds
@@ -22,7 +23,7 @@ from wds_datapipes.shards.position import Resharding, SamplePosition
 
 
 @register_stage("mix_samples")
-class SampleMixer(SeededStage, SnapshotStage[Any]):
+class SampleMixer(Transform, SeededStage, SnapshotStage[Any]):
     """Mix this source with others (functional name: ``mix_samples``).
 
     The sources must be separate pipelines, including their lists of shards, because torch allows only one reader per
@@ -57,6 +58,7 @@ class SampleMixer(SeededStage, SnapshotStage[Any]):
         True
     """
 
+    is_stateless = False
     argument_uses: ClassVar = {"weights": "free"}
 
     #: The rotation of the assignment in the first pass (see `rotate_assignments`).

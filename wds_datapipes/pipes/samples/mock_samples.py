@@ -7,10 +7,11 @@ from copy import deepcopy
 from typing import Any
 
 from wds_datapipes.arguments import check_integer
+from wds_datapipes.pipes.roles import Source
 from wds_datapipes.pipes.stage import EngineStage
 
 
-class MockSamples(EngineStage[Any]):
+class MockSamples(Source, EngineStage[Any]):
     """Generate synthetic samples to test or benchmark a pipeline without data.
 
     Every worker generates all samples, unless ``.sharding_filter()`` splits them.

@@ -9,6 +9,7 @@ from typing import Any
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.graph import check_shard_list
+from wds_datapipes.pipes.roles import Source
 from wds_datapipes.pipes.sharding import rotation_period, unsplit
 from wds_datapipes.pipes.shards.shard_reading import ShardReadingStage
 from wds_datapipes.pipes.stage import OpaqueValue, SnapshotStage
@@ -34,7 +35,7 @@ from wds_datapipes.shards.position import (
 from wds_datapipes.types import Sample
 
 
-class PositionedSamples(SnapshotStage[Sample]):
+class PositionedSamples(Source, SnapshotStage[Sample]):
     """Base class of stages that yield the samples of shards, one for each group of members or each record."""
 
     has_position = True

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from wds_datapipes.datapipes import IterDataPipe
+from wds_datapipes.pipes.roles import Buffer
 from wds_datapipes.pipes.stage import EngineStage, register_stage
 from wds_datapipes.samples.batching import unbatch_samples
 
 
 @register_stage("unbatch_samples")
-class SampleUnbatcher(EngineStage[Any]):
+class SampleUnbatcher(Buffer, EngineStage[Any]):
     """Split collated batches into samples (functional name: ``unbatch_samples``).
 
     This is the inverse of torch's ``.collate()``. A batch is a dict, a tuple or a list of columns, or a single column.
@@ -40,8 +41,6 @@ class SampleUnbatcher(EngineStage[Any]):
         >>> list(batches.unbatch_samples())
         [{'__key__': 'a', 'cls': 3}, {'__key__': 'b', 'cls': 4}]
     """
-
-    holds_items = True
 
     def __init__(self, source: IterDataPipe[Any]) -> None:
         self.source = source

@@ -8,6 +8,7 @@ from typing import Any
 from wds_datapipes.arguments import check_integer
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.pipes.instance import instance_of
+from wds_datapipes.pipes.roles import Transform
 from wds_datapipes.pipes.sharding import has_no_shards, number_instances, refuse_remote, rotation_period
 from wds_datapipes.pipes.stage import SnapshotStage, position_reader_of, register_stage
 from wds_datapipes.pipes.state.nested_sources import NestedPasses
@@ -18,7 +19,7 @@ from wds_datapipes.types import Instance
 
 
 @register_stage("with_epoch")
-class EpochSetter(SnapshotStage[Any]):
+class EpochSetter(Transform, SnapshotStage[Any]):
     """End each epoch after ``n`` items and continue from there in the next (functional name: ``with_epoch``).
 
     The next epoch starts with the next item, even after an abandoned epoch, and the source restarts whenever it is
@@ -53,6 +54,7 @@ class EpochSetter(SnapshotStage[Any]):
         ([0, 1, 2], [3, 4, 0], [1, 2, 3])
     """
 
+    is_stateless = False
     spans_epochs = True
     _share: int | None = None
 

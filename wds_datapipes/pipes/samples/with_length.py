@@ -7,12 +7,13 @@ from typing import Any
 
 from wds_datapipes.arguments import check_integer
 from wds_datapipes.datapipes import IterDataPipe
+from wds_datapipes.pipes.roles import Transform
 from wds_datapipes.pipes.stage import EngineStage, register_stage
 from wds_datapipes.types import Instance
 
 
 @register_stage("with_length")
-class LengthSetter(EngineStage[Any]):
+class LengthSetter(Transform, EngineStage[Any]):
     """Declare the number of items, without changing them (functional name: ``with_length``).
 
     ``len()`` returns ``n``; stages that derive their length, such as ``.batch()``, and loaders use it, too. It is not
@@ -32,7 +33,6 @@ class LengthSetter(EngineStage[Any]):
         (10, 3)
     """
 
-    is_stateless = True
     _share: int | None = None
 
     def __init__(self, source: IterDataPipe[Any], n: int) -> None:

@@ -10,6 +10,7 @@ from wds_datapipes.arguments import check_integer, check_optional_integer, check
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import graph_of
+from wds_datapipes.pipes.roles import Transform
 from wds_datapipes.pipes.stage import EngineStage, register_stage
 from wds_datapipes.redaction.signatures import without_signature
 
@@ -25,7 +26,7 @@ VERBOSE = "WDS_VERBOSE_CACHE"
 
 
 @register_stage("cache_wds_shards")
-class ShardCacher(EngineStage[str]):
+class ShardCacher(Transform, EngineStage[str]):
     """Reads shards from local copies, which are downloaded on first use (functional name: ``cache_wds_shards``).
 
     Put it directly before ``.load_wds_shards()``: while a shard is read, the next shards of the worker are downloaded.
@@ -78,6 +79,7 @@ class ShardCacher(EngineStage[str]):
         [('train.tar', '-train.tar')]
     """
 
+    is_stateless = False
     is_transparent = True
 
     def __init__(

@@ -12,6 +12,7 @@ from wds_datapipes.arguments import check_choice
 from wds_datapipes.errors import SpecError
 from wds_datapipes.io.compression.formats import SHARD_SUFFIXES
 from wds_datapipes.io.urls import explain_path
+from wds_datapipes.pipes.roles import Source
 from wds_datapipes.pipes.stage import FunctionStage
 from wds_datapipes.shards.directory_queue import After, Select, take_files
 from wds_datapipes.shards.patterns import expand_braces
@@ -20,7 +21,7 @@ from wds_datapipes.shards.patterns import expand_braces
 ARCHIVES = f"*{{{','.join(SHARD_SUFFIXES)}}}"
 
 
-class DirectoryShards(FunctionStage[str]):
+class DirectoryShards(Source, FunctionStage[str]):
     """Yield shards from a directory as soon as other programs have written them.
 
     Before a shard is yielded, it is claimed by moving it to the subdirectory ``.claims``. All workers, ranks and

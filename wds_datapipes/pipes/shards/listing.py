@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from wds_datapipes.arguments import check_integer
 from wds_datapipes.datapipes import Shuffler
 from wds_datapipes.pipes.inspection import name_of
+from wds_datapipes.pipes.roles import Source
 from wds_datapipes.pipes.shards.sharding_filter import ShardingFilterIterDataPipe
 from wds_datapipes.pipes.shards.shuffle import ShufflerIterDataPipe
 from wds_datapipes.pipes.stage import EngineStage
@@ -14,7 +15,7 @@ from wds_datapipes.pipes.stage import EngineStage
 T_co = TypeVar("T_co", covariant=True)
 
 
-class ListingStage(EngineStage[T_co]):
+class ListingStage(Source, EngineStage[T_co]):
     """Base class of stages that list shards."""
 
     def shuffle(self, buffer_size: int | None = None, *, lanes: int = 1, unbatch_level: int = 0) -> Shuffler[T_co]:

@@ -59,10 +59,6 @@ class ShardResampler(SeededStage, SplittingStage[str]):
         """Whether a shard may occur more than once in an epoch."""
         return True
 
-    def can_rotate(self) -> bool:
-        """Whether `rotate_assignment` can give it another worker's share."""
-        return True
-
     def rotate_assignment(self, turn: int, stages: Sequence[Any]) -> None:  # noqa: ARG002
         """Rotate the shares of ``count`` by ``turn`` workers."""
         self.turn = turn

@@ -83,7 +83,7 @@ class ShardList(ListingStage[str]):
         return self.urls
 
     def draw_list(self) -> UrlList | None:
-        """Return a long list in its own order; see `Declarations.draw_list`."""
+        """Return a long list in its own order; see `Role.draw_list`."""
         return self._urls.in_order(np.arange(len(self), dtype=np.int32)) if len(self) > TORCH_BUFFER_SIZE else None
 
     def __iter__(self) -> Iterator[str]:

@@ -10,6 +10,7 @@ from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import graph_of
 from wds_datapipes.pipes.inspection import name_of
+from wds_datapipes.pipes.roles import Source
 from wds_datapipes.pipes.sharding import unsplit, warn_of_copies
 from wds_datapipes.pipes.shards.shuffle import with_whole_lists
 from wds_datapipes.pipes.stage import EngineStage
@@ -19,7 +20,7 @@ from wds_datapipes.shards.position import ALL_SHARDS, Resume
 T_co = TypeVar("T_co", covariant=True)
 
 
-class ShardReadingStage(EngineStage[T_co]):
+class ShardReadingStage(Source, EngineStage[T_co]):
     """Base class of stages that open shards, whose options determine the format."""
 
     shard_access = "read"

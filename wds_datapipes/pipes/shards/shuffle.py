@@ -59,7 +59,7 @@ class ShufflerIterDataPipe(Shuffler[T_co]):
             yield held.pop(self._rng.randint(0, len(held) - 1))
 
     def draw_list(self) -> UrlList | None:
-        """Return a long list in the order of the next pass; see `Declarations.draw_list`."""
+        """Return a long list in the order of the next pass; see `Role.draw_list`."""
         drawn: UrlList | None = declared(self.datapipe).draw_list()
         if drawn is not None and self._enabled:
             self.reset()  # takes the seed, as a pass does

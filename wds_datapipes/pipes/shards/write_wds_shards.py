@@ -11,6 +11,7 @@ from wds_datapipes.errors import StateError
 from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.pipes.inspection import name_of
 from wds_datapipes.pipes.instance import instance_of_process
+from wds_datapipes.pipes.roles import Buffer
 from wds_datapipes.pipes.stage import FunctionStage, register_stage
 from wds_datapipes.types import Sample, ShardInfo
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @register_stage("write_wds_shards")
-class SampleWriter(FunctionStage[ShardInfo]):
+class SampleWriter(Buffer, FunctionStage[ShardInfo]):
     """Writes samples to shards, as `ShardWriter` does (functional name: ``write_wds_shards``).
 
     This is the last stage of a pipeline; it writes while it is iterated. Values are encoded as by ``wds_encode``. If
@@ -70,7 +71,6 @@ class SampleWriter(FunctionStage[ShardInfo]):
     """
 
     is_stateless = False
-    holds_items = True
 
     def __init__(
         self,

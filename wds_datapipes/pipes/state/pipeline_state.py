@@ -9,10 +9,10 @@ from itertools import chain
 from typing import Any
 
 from wds_datapipes.errors import StateError, WdsError, plural
-from wds_datapipes.pipes.declarations import Declarations
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import graph_of
 from wds_datapipes.pipes.inspection import call_of, count_yielded, iteration_of, name_of, sources_of
+from wds_datapipes.pipes.roles import Role
 from wds_datapipes.samples.position_buffer import plain_state
 from wds_datapipes.shards.held_samples import NONE_AWAITED, Awaited, Holder
 from wds_datapipes.shards.position import Resharding, SamplePosition, unpack_positions
@@ -84,7 +84,7 @@ def difference_of_ranks(pipe: Any) -> str:
         first, *others = graph.stateful_stages()
     except StateError as error:
         return str(error)
-    if type(first).is_alike_on_ranks is Declarations.is_alike_on_ranks:
+    if type(first).is_alike_on_ranks is Role.is_alike_on_ranks:
         return f"each rank has its own state, because {name_of(first)} has a different position on each"
     if others:
         return f"each rank has its own state, as {call_of(others[0])} has a different state on each"

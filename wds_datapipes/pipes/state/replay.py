@@ -12,6 +12,7 @@ import numpy as np
 
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import StateError, plural
+from wds_datapipes.pipes.roles import Loader
 from wds_datapipes.pipes.stage import SnapshotStage, iterated_by_loader
 from wds_datapipes.shards.held_samples import NONE_AWAITED, Awaited
 
@@ -28,7 +29,7 @@ _TEXTS, _NUMBERS, _LISTS, _MAPPINGS = ((str, bytes, bytearray), (int, float, com
 
 
 @iterated_by_loader
-class ReplayedItems(SnapshotStage[Any]):
+class ReplayedItems(Loader, SnapshotStage[Any]):
     """Counts the items of a pipeline without a position, and resumes by replaying as many.
 
     Replay is exact if the pipeline yields the same items for the same seeds; a digest of one of the last items checks

@@ -21,6 +21,7 @@ from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import graph_of
 from wds_datapipes.pipes.inspection import splits
+from wds_datapipes.pipes.roles import Loader
 from wds_datapipes.pipes.stage import EngineStage, iterated_by_loader
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.redaction import redact
@@ -38,7 +39,7 @@ MAX_UNSEEN = 4096
 
 
 @iterated_by_loader
-class ShardOrder(EngineStage[Any]):
+class ShardOrder(Loader, EngineStage[Any]):
     """Yields the items of a list, such as the URLs of shards, while computing their digest.
 
     Loaders insert it before the stage that splits the list. The digest is part of the state, so a changed list is

@@ -1,4 +1,4 @@
-"""The declarations of a stage that loaders read, with defaults for a stage about which nothing is known."""
+"""The roles of stages: what the engine knows of a stage, and what it may ask."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ PROMISES = {
 }
 
 
-class Declarations:
-    """The properties that the engine knows of a stage, from any package.
+class Role:
+    """The facts that the engine knows of a stage, from any package; here, of one about which nothing is known.
 
-    `Stage` documents those for users' stages. The others are internal: the stages of this package declare them as
-    attributes, and `foreign_stages` declares them for stages of torch and torchdata.
+    `Stage` documents those for users' stages. The others are internal: the stages of this package have one of the roles
+    below and declare what differs as attributes, and `foreign_stages` does so for stages of torch and torchdata.
 
-    A subclass that overrides ``__iter__`` has a different loop. It therefore does not inherit the declarations that
-    describe the loop (`PROMISES`), and must repeat them.
+    A subclass that overrides ``__iter__`` has a different loop. It therefore does not inherit the facts that describe
+    the loop (`PROMISES`), and must declare them again.
 
     Attributes:
         has_state: whether ``state_dict`` contains everything that the stage keeps between two items; true if it is
@@ -216,3 +216,38 @@ class Declarations:
 
     def share_length(self, instance: Any) -> None:
         """Make ``len()`` return one worker's part of a length that is declared for all workers of a rank."""
+
+
+class Source(Role):
+    """Yields what comes from outside the pipeline: the URLs of shards, or their samples."""
+
+    holds_items = False
+
+
+class Transform(Role):
+    """Yields at most one item for each item that it reads, and keeps nothing between two, or only counts."""
+
+    is_stateless = True
+    holds_items = False
+
+
+class Buffer(Role):
+    """Holds items back: it may read any number of them before it yields one."""
+
+    holds_items = True
+
+
+class Splitter(Role):
+    """Splits the data between ranks and workers; `Role.rotate_assignment` gives each the share of another one."""
+
+    holds_items = False
+
+    def can_rotate(self) -> bool:
+        """Whether `rotate_assignment` can give it another worker's share."""
+        return True
+
+
+class Loader(Role):
+    """Belongs to a loader, which has added it to the user's pipeline or reads it."""
+
+    holds_items = False

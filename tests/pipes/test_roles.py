@@ -1,4 +1,4 @@
-"""Declarations of stages are in one place, apply to the stage's own loop, and are inherited."""
+"""The facts of stages are in one place, apply to the stage's own loop, and are inherited."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from torch.utils.data.graph_settings import apply_random_seed
 import wds_datapipes
 from wds_datapipes import Member, ShardList, Stage
 from wds_datapipes.errors import StateError
-from wds_datapipes.pipes.declarations import PROMISES, Declarations
 from wds_datapipes.pipes.foreign_stages import STAGES, declared
 from wds_datapipes.pipes.graph import PipelineGraph, graph_of
 from wds_datapipes.pipes.inspection import count_yielded, loop_of
+from wds_datapipes.pipes.roles import PROMISES, Buffer, Loader, Role, Source, Splitter, Transform
 from wds_datapipes.pipes.state.pipeline_state import check_resharding, reshard_states, save_state
 from wds_datapipes.shards.position import Resharding
 
@@ -38,6 +38,8 @@ ALLOWED = {
     "wds_datapipes.foreign_names",
     "wds_datapipes.__main__",  # runs the command line
 }
+
+ROLES = (Source, Transform, Buffer, Splitter, Loader)
 
 
 def kinds_of(package: str) -> dict[str, type[Any]]:
@@ -107,8 +109,8 @@ def test_the_table_declares_what_exists_of_classes_that_exist() -> None:
         kinds = kinds_of(package)
         for name, row in STAGES[package].items():
             assert loop_of(kinds[name]) in (kinds[name], None)
-            own = {each for kind in row.__mro__[: row.__mro__.index(Declarations)] for each in vars(kind)}
-            assert own - set(dir(Declarations)) <= {"__annotations__", "__dict__", "__weakref__", "alternative", "pipe"}
+            own = {each for kind in row.__mro__[: row.__mro__.index(Role)] for each in vars(kind)}
+            assert own - set(dir(Role)) <= {"__annotations__", "__dict__", "__weakref__", "alternative", "pipe"}
 
 
 def registered() -> list[type[Any]]:
@@ -218,7 +220,25 @@ def test_the_contract_of_a_users_stage_has_five_declarations() -> None:
     attributes = text.partition("Attributes:")[2].partition("Examples:")[0]
     documented = [line.split(":")[0].strip() for line in attributes.splitlines() if ":" in line and line[4] != " "]
     assert len(documented) <= 5
-    assert set(documented) <= set(vars(Declarations))
+    assert set(documented) <= set(vars(Role))
+
+
+#: What the engine may know of a stage, and what it may ask. Neither grows for a single stage.
+MOST_FACTS, MOST_QUESTIONS = 15, 28
+
+
+def test_the_engine_asks_for_few_facts() -> None:
+    questions = [name for name, value in vars(Role).items() if inspect.isfunction(value) and name[:1] != "_"]
+    assert len(Role.__annotations__) <= MOST_FACTS
+    assert len(questions) <= MOST_QUESTIONS
+    for role in ROLES:
+        assert vars(role).keys() - {"__module__", "__doc__", "__annotations__"} <= vars(Role).keys()
+
+
+def test_each_stage_of_this_package_has_a_role() -> None:
+    for kind in kinds_of("wds_datapipes").values():
+        if issubclass(kind, Stage) and "__iter__" in vars(kind):
+            assert [role for role in ROLES if issubclass(kind, role)], kind
 
 
 def test_a_state_that_cannot_be_empty_is_an_error_that_says_so() -> None:
