@@ -55,14 +55,16 @@ class PlannedSamples:
             ShardError: a sample cannot be read.
             ChangedShardError: the name or size in the header of a field differs from the index.
         """
-        plan, extra, ranges, fetch = self.plan, self.extra, self.ranges, self.planned.read
+        plan, extra, ranges, planned = self.plan, self.extra, self.ranges, self.planned
+        held, is_held, hold = planned.held, planned.is_held, planned.hold
+        starts, stops, read = plan.starts, plan.stops, ranges.read
         columns = zip(plan.names, plan.suffixes, plan.members, plan.ranges, plan.begins, plan.ends, strict=True)
         members = islice(columns, sum(plan.counts[:first]), None)
         empty: Sample = {"__key__": "", "__url__": ranges.url}
         if ranges.path is not None:
             empty["__local_path__"] = ranges.path
         has_names = ranges.index.key_rule is not None
-        starts, current, data, raw_key, name, begin = plan.starts, -1, b"", b"", "", 0
+        current, data, raw_key, name, begin = -1, b"", b"", "", 0
         try:
             for key, count in islice(zip(plan.keys, plan.counts, strict=True), first, None):
                 sample = empty.copy()
@@ -71,8 +73,9 @@ class PlannedSamples:
                     raw_key = key.encode("utf-8", "surrogateescape")
                 for name, suffix, member, number, begin, end in islice(members, count):
                     if number != current:
-                        data = b""  # freed before the next range is read
-                        current, data = number, fetch(number)
+                        current, data = number, held.get(number, b"")
+                        if not data:
+                            data = hold(number) if is_held[number] else read(starts[number], stops[number])
                     if not (
                         begin
                         and data.startswith(raw_key + suffix, begin - BLOCK)
@@ -80,7 +83,7 @@ class PlannedSamples:
                     ):
                         offset, raw_name = starts[number] + begin, raw_key + suffix
                         # The header of a field that is read alone; a call would take longer than the comparison.
-                        head = b"" if begin else ranges.read(offset - BLOCK, offset)
+                        head = b"" if begin else read(offset - BLOCK, offset)
                         if begin or not head.startswith(raw_name) or NUMBERS[head[-SIZE_BEFORE:-SIZE_END]] != end:
                             before = data[max(begin - MAX_HEADER_BYTES, 0) : begin] or head
                             self._check_header(before, member, offset, end - begin, raw_name)

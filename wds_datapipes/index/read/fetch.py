@@ -215,12 +215,17 @@ class PlannedRanges:
         plan: the ranges and requests.
         submit: takes the steps of a request in another thread; None to read when a range is due.
         is_ascending: whether the samples are in the order of the shard.
+
+    Attributes:
+        held: the ranges that are held, by number.
+        is_held: for each range, whether it is read by `hold`; otherwise, it is read alone, as no other range needs it.
     """
 
     def __init__(self, ranges: ShardRanges, plan: ReadPlan, submit: Submit | None, *, is_ascending: bool) -> None:
         self._ranges, self._plan, self._submit, self._is_ascending = ranges, plan, submit, is_ascending
         self._requests: dict[int, Future[list[bytes]]] = {}
-        self._held: dict[int, bytes] = {}  # by the number of the range
+        self.held: dict[int, bytes] = {}
+        self.is_held = plan.is_held if submit is None else [True] * len(plan.starts)
         self._group = -1
 
     def request(self, group: int) -> None:
@@ -230,17 +235,13 @@ class PlannedRanges:
             for request in range(bisect_left(groups, group), bisect_right(groups, group)):
                 self._requests[request] = self._submit(self._take(request))
 
-    def read(self, number: int) -> bytes:
-        """Return the data of a range.
+    def hold(self, number: int) -> bytes:
+        """Return the data of a range, and hold it and the other ranges of its request.
 
         Raises:
             ShardError: it cannot be read.
         """
-        if data := self._held.get(number):
-            return data
-        plan, held = self._plan, self._held
-        if self._submit is None and not plan.is_held[number]:
-            return self._ranges.read(plan.starts[number], plan.stops[number])
+        plan, held = self._plan, self.held
         request = plan.requests[number]
         if self._is_ascending or plan.groups[request] != self._group:
             self._group = plan.groups[request]
