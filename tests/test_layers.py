@@ -125,7 +125,7 @@ def test_lower_packages_do_not_print_sleep_or_read_the_environment() -> None:
         "wds_datapipes/pipes/shards/dataset_spec.py": {"os.environ"},
         "wds_datapipes/pipes/shards/cache_wds_shards.py": {"os.environ"},
         "wds_datapipes/shards/directory_queue.py": {"time.sleep"},
-        "wds_datapipes/io/host_results.py": {"time.sleep"},
+        "wds_datapipes/io/once_per_host.py": {"time.sleep"},
         "wds_datapipes/io/remote/retry.py": {"time.sleep"},
     }
     restricted = {"print", "sleep", "time.sleep", "os.environ", "environ", "os.getenv", "getenv"}

@@ -47,12 +47,12 @@ TABLE = [
     ),
     Adapted(
         {"_get_default_store": "torch.distributed.distributed_c10d:_get_default_store"},
-        ("io/host_results.py", "loading/distributed.py"),
+        ("io/once_per_host.py", "loading/distributed.py"),
         "the store that ranks meet at",
     ),
     Adapted(
         {"_get_sequence_number_for_group": "torch.distributed:ProcessGroup"},
-        ("io/host_results.py",),
+        ("io/once_per_host.py",),
         "how many collective operations the ranks have had",
     ),
     Adapted(

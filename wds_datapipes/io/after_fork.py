@@ -20,7 +20,7 @@ ORDER = (
     "file systems",  # io/remote/filesystem: the child keeps fsspec's objects, and their connections, alive
     "connections",  # io/remote/http_connection: the child closes its copies
     "segments",  # loading/transport/shared_memory: memory that the child sees is not reused
-    "process group",  # io/host_results: the child is not a rank
+    "process group",  # io/once_per_host: the child is not a rank
 )
 
 

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from wds_datapipes.errors import SpecError
 from wds_datapipes.io.compression.formats import SHARD_SUFFIXES
-from wds_datapipes.io.host_results import share_on_host
+from wds_datapipes.io.once_per_host import share_on_host
 from wds_datapipes.io.openers import known_schemes, local_path, redact, split_scheme
 from wds_datapipes.io.urls import explain_home, without_query
 

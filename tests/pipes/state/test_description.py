@@ -16,7 +16,7 @@ import pytest
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from wds_datapipes import ReadLimits, ShardList
+from wds_datapipes import ReadLimits, ShardList, Timeouts
 from wds_datapipes.loading.stateful_dataset.dataset import StatefulShards
 from wds_datapipes.pipes.state.description import description, descriptions, difference
 from wds_datapipes.pipes.state.shard_order import ShardOrder
@@ -89,6 +89,7 @@ def read_with(**options: Any) -> Any:
     [
         {"storage_options": {"token": "hunter2"}},
         {"timeout_s": 3},
+        {"timeout_s": Timeouts(connect_s=3)},
         {"retries": 3},
         {"read_ahead": 0},
         {"limits": ReadLimits(member_bytes=1000)},

@@ -28,7 +28,7 @@ from wds_datapipes.errors import (
 from wds_datapipes.index.format.index_file import index_url, parse_index, read_index
 from wds_datapipes.index.format.options import AccessOptions
 from wds_datapipes.index.format.shard_index import ShardIndex
-from wds_datapipes.io.host_results import share_on_host
+from wds_datapipes.io.once_per_host import share_on_host
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.urls import create_folder, is_remote, split_scheme
 from wds_datapipes.shard_cache.download import DownloadRequest

@@ -20,7 +20,7 @@ from wds_datapipes.index.format.options import AccessOptions, IndexOptions
 from wds_datapipes.index.format.origin import origin_of
 from wds_datapipes.index.format.shard_facts import RULES, Rules
 from wds_datapipes.index.format.shard_index import ShardIndex
-from wds_datapipes.io.host_results import share_on_host
+from wds_datapipes.io.once_per_host import share_on_host
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.remote.remote_file import file_facts
 from wds_datapipes.parallel.map_shards import Shards, resolve_shards

@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from wds_datapipes.arguments import check_path, checks_calls
 from wds_datapipes.errors import CorruptSidecarError, plural
-from wds_datapipes.io.host_results import share_on_host
 from wds_datapipes.io.magic_numbers import BEGINNING, describe_kind
+from wds_datapipes.io.once_per_host import share_on_host
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.sidecars import folder_of, join_name, read_sidecar, within, write_sidecar
 from wds_datapipes.io.urls import check_url, local_path

@@ -101,7 +101,8 @@ class AccessOptions:
         cache_bytes: the maximum size of all copies in ``cache_dir``; by default, only the disk limits it. Copies that
             this epoch has already used are evicted first, and a process releases those that it no longer reads. If a
             shard does not fit because all others are in use, its samples are requested from the store, with a warning.
-        storage_options: options for fsspec, such as credentials.
+        storage_options: options for fsspec, such as credentials; and ``timeout_s``, a number or `Timeouts`, and
+            ``retries``, for all that is read from stores.
         limits: limits on the size of members and others, for reading and for the indexes that are built; see
             `ReadLimits`.
 

@@ -15,7 +15,7 @@ from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.index.format.options import Exclude
 from wds_datapipes.index.format.shard_index import ShardIndex
 from wds_datapipes.index.order.select import by_dataset, numbers_of
-from wds_datapipes.io.host_results import share_on_host
+from wds_datapipes.io.once_per_host import share_on_host
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.sidecars import read_sidecar
 

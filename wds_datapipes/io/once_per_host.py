@@ -1,4 +1,4 @@
-"""Results shared by the ranks on a host, such as a listing: one rank computes them while the others wait."""
+"""Once per host: one rank computes a result, such as a listing, while the others of the host wait for it."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ from torch import distributed as dist
 from wds_datapipes import IndexedSamples, ShardList
 from wds_datapipes.errors import RankLostError, SpecError
 from wds_datapipes.index import AccessOptions, Manifest, build_indexes, read_manifest, write_manifest
-from wds_datapipes.io import host_results
-from wds_datapipes.io.host_results import share_on_host
+from wds_datapipes.io import once_per_host
+from wds_datapipes.io.once_per_host import share_on_host
 from wds_datapipes.testing import build_shard
 
 SHARDS, SAMPLES, LIMIT_S = 3, 2, 300.0
@@ -39,7 +39,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    monkeypatch.setattr(host_results, "VALID_S", float("inf"))  # however slow this machine is
+    monkeypatch.setattr(once_per_host, "VALID_S", float("inf"))  # however slow this machine is
     yield folder
     assert {path.name for path in folder.iterdir()} <= {f"wds-datapipes-{os.getuid()}"}  # copies of indexes
 
@@ -184,7 +184,7 @@ def test_a_file_of_another_user_is_not_read() -> None:
 def test_a_rank_that_is_stopped_is_named(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stopped, ticks = results.with_name("stopped"), itertools.count(0, 200)
     clock = SimpleNamespace(time=time.time, sleep=time.sleep, monotonic=lambda: next(ticks) if stopped.exists() else 0)
-    monkeypatch.setattr(host_results, "time", clock)
+    monkeypatch.setattr(once_per_host, "time", clock)
 
     def stop(progress: Any) -> None:
         progress(None)
