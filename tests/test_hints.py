@@ -104,7 +104,6 @@ CALLED: dict[str, dict[str, str]] = {
     "shards/patterns.py": {"allow_local_files": "ShardList"},
     "shards/records.py": {"format": "load_wds_records", "key": "load_wds_records", "fields": "load_wds_records"},
     "writing/packer.py": {"limits": "load_wds_shards"},
-    "writing/shard_writer.py": {"old_shards": "ShardWriter"},
 }
 
 

@@ -47,14 +47,17 @@ ARGUMENTS = {
     "if_changed": Argument(CONVERTING, "docs/how-to/convert-shards.md"),
     "ignore_zeros": Argument(READING, "docs/explanation/shard-format.md"),
     "index_dir": Argument(INDEXING, "docs/how-to/build-indexes.md"),
+    "journal": Argument(CONVERTING, "docs/how-to/convert-shards.md"),
     "key_rule": Argument(GROUPING, "docs/how-to/use-another-key-rule.md"),
     "limits": Argument(READING, "docs/explanation/security.md", option="--limit", kind="ReadLimits"),
     "num_workers": Argument("read it with ShardReadingService", "docs/how-to/load-with-workers.md"),
+    "old_shards": Argument(WRITING, "docs/how-to/write-shards.md"),
     "on_duplicate": Argument(GROUPING, "docs/explanation/shard-format.md"),
     "on_error": Argument(READING, "docs/how-to/skip-bad-data.md"),
     "rebuild": Argument(INDEXING, "docs/explanation/index-format.md"),
     "rekey": Argument("write it with create_shards", "docs/how-to/create-a-dataset.md"),
     "remove_old": Argument(CONVERTING, "docs/reference/command-line.md"),
+    "resume": Argument(WRITING, "docs/how-to/write-shards.md"),
     "storage_options": Argument(READING, "docs/how-to/s3-in-production.md"),
 }
 
@@ -166,7 +169,8 @@ WRITE_LAST_DOT, WRITE_NO_RULE = (Hint("key_rule", rule, "options=WriteOptions") 
 INDEX_DIR = Hint("index_dir")
 REBUILD = Hint("rebuild", "True")
 COLUMNS = Hint("columns")
-REMOVE_OLD = Hint("remove_old", "True")
+REMOVE_OLD, OLD_SHARDS = Hint("remove_old", "True", "job=JobOptions"), Hint("old_shards", '"remove"')
+JOURNAL, RESUME = Hint("journal", '"shards.journal"', "job=JobOptions"), Hint("resume", '"shards.journal"')
 REKEY = Hint("rekey", '"{number:08d}"')
 REDO, KEEP = Hint("if_changed", '"redo"'), Hint("if_changed", '"keep"')
 ALLOW_PICKLE, WRITE_PICKLE = (Hint("allow_pickle", "True", within) for within in ("", "options=WriteOptions"))

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from glob import escape, glob
 from typing import Any
 
+from wds_datapipes.hints import RESUME, Hint, Message
 from wds_datapipes.index.format.index_file import index_url
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.output.sink import remove_file, size_of
@@ -93,13 +94,22 @@ def describe_old_shards(urls: list[str]) -> str:
     )
 
 
-def journal_path(pattern: str, journal: str | os.PathLike[str] | None, first: int, step: int) -> str:
+def journal_path(
+    pattern: str, journal: str | os.PathLike[str] | None, first: int, step: int, *, hint: Hint = RESUME
+) -> str:
     """Return the path of a writer's journal: the given path, or one next to the shards.
+
+    Args:
+        pattern: the pattern of the shards.
+        journal: the path that the user has chosen, if any.
+        first: the number of the writer's first shard.
+        step: the difference between its numbers.
+        hint: advice to choose a path.
 
     Raises:
         ValueError: the shards are not local, but no path was given.
     """
-    stem, ending = _journal_name(pattern, journal)
+    stem, ending = _journal_name(pattern, journal, hint)
     return f"{stem}-{first}-of-{step}{ending}" if step > 1 else f"{stem}{ending}"
 
 
@@ -115,15 +125,14 @@ def find_journals(pattern: str, journal: str | os.PathLike[str] | None) -> list[
     return sorted(filter(is_one, found))
 
 
-def _journal_name(pattern: str, journal: str | os.PathLike[str] | None) -> tuple[str, str]:
+def _journal_name(pattern: str, journal: str | os.PathLike[str] | None, hint: Hint = RESUME) -> tuple[str, str]:
     """Return the parts of a journal's name before and after its writer's number."""
     if journal is not None:
         return os.fspath(journal), ""
     path = local_path(pattern)
     if path is None:
         raise ValueError(
-            f"{redact(pattern)!r} is not a local path, but a journal must be a local file. Choose one, "
-            f"as in journal='shards.journal'"
+            Message(f"{redact(pattern)!r} is not a local path, but a journal must be a local file. Choose one: ", hint)
         )
     return NUMBER.sub("shards", path), ".journal"
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeAlias
 
 from wds_datapipes.arguments import check_choice, check_integer, checks_calls
 from wds_datapipes.errors import EncodeError, SampleError, UnsafeInputError, plural
+from wds_datapipes.hints import OLD_SHARDS, Message
 from wds_datapipes.io.compression.formats import find_compression
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.output.sink import size_of
@@ -243,7 +244,7 @@ class ShardWriter(ClosableWriter):
             return
         self.old_shards = found
         if found and self._on_old_shards == "warn":
-            warn_user(f'{describe_old_shards(found)}. Remove them, or pass old_shards="remove"')
+            warn_user(Message(f"{describe_old_shards(found)}. Remove them, or ", OLD_SHARDS))
 
     def _open(self) -> ShardFile:
         if self._lock is None:

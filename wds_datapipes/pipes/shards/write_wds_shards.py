@@ -36,7 +36,7 @@ class SampleWriter(Buffer, FunctionStage[ShardInfo]):
     ranks as before.
 
     Yields:
-        ShardInfo: the name of each finished shard, its number of samples, its size in bytes, and, with ``digest=True``,
+        ShardInfo: the name of each finished shard, its number of samples, its size in bytes, and, with ``digest``,
             its digest.
 
     Args:

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from wds_datapipes.errors import EncodeError
+from wds_datapipes.hints import REMOVE_OLD, Message
 from wds_datapipes.io.openers import redact
 from wds_datapipes.parallel.progress import ProgressMeter
 from wds_datapipes.tools.cli.messages import FAULT_FOUND, WrongUse
@@ -122,7 +123,7 @@ def report_copied(
         print_nothing_found(len(urls), "sample to write")
     left = [writer.old_shards for writer in writers if isinstance(writer, ShardWriter) and writer.old_shards]
     for old in left:
-        print_error(f"{describe_old_shards(old)}. Remove them, or use --remove-old")
+        print_error(Message(f"{describe_old_shards(old)}. Remove them, or ", REMOVE_OLD))
     if left:
         raise SystemExit(FAULT_FOUND)
 

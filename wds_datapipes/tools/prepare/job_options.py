@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from wds_datapipes.arguments import check_choice, check_optional_integer, checks_calls
+from wds_datapipes.hints import JOURNAL
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.tar.headers import EndMarker
 from wds_datapipes.writing.shard_names import journal_path
@@ -51,7 +52,7 @@ class JobOptions:
     def journal_of(self, pattern: str, *, by_default: bool) -> str | None:
         """Return the path of the journal of shards with names of a pattern, or None if there is none."""
         kept = by_default if self.journal is None else self.journal
-        return None if kept is False else journal_path(pattern, None if kept is True else kept, 0, 1)
+        return None if kept is False else journal_path(pattern, None if kept is True else kept, 0, 1, hint=JOURNAL)
 
 
 #: The default options.
