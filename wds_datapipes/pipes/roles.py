@@ -240,7 +240,7 @@ class Buffer(Role):
 class Splitter(Role):
     """Splits the data between ranks and workers; `Role.rotate_assignment` gives each the share of another one."""
 
-    holds_items = False
+    holds_items: bool | None = False
 
     def can_rotate(self) -> bool:
         """Whether `rotate_assignment` can give it another worker's share."""
@@ -250,4 +250,4 @@ class Splitter(Role):
 class Loader(Role):
     """Belongs to a loader, which has added it to the user's pipeline or reads it."""
 
-    holds_items = False
+    holds_items: bool | None = False

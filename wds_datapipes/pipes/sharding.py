@@ -137,7 +137,7 @@ def _rotating_stages(pipe: Any) -> Iterator[Any]:
                 yield stage
 
 
-def has_no_shards(pipe: Pipe) -> bool:
+def has_no_shards(pipe: Any) -> bool:
     """Whether a stage with a fixed assignment had nothing to assign to this instance."""
     graph = graph_of(pipe)
     rotating = {id(stage) for stage in _rotating_stages(graph) if declared(stage).can_rotate()}
@@ -148,7 +148,7 @@ def has_no_shards(pipe: Pipe) -> bool:
     )
 
 
-def refuse_remote(pipe: Pipe, what: str) -> None:
+def refuse_remote(pipe: Any, what: str) -> None:
     """Raise an error if only the loader can restart a source, because its items come from another process.
 
     Args:

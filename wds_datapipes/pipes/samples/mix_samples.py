@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from wds_datapipes.arguments import check_choice
 from wds_datapipes.datapipes import IterDataPipe
+from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.instance import instance_of
 from wds_datapipes.pipes.roles import Transform
 from wds_datapipes.pipes.sharding import has_no_shards, refuse_remote, rotation_period
@@ -169,21 +170,21 @@ class SampleMixer(Transform, SeededStage, SnapshotStage[Any]):
         self._rng.seed(self._own_seed)
 
     def __iter__(self) -> Iterator[Any]:
-        sources = self.nested_sources()
-        instance = instance_of(self)
+        sources, graph = self.nested_sources(), PipelineGraph(self)
+        instance, graphs = instance_of(graph), [graph.at(source) for source in sources]
         (loaded, again), self._loaded = self._loaded or (self._beginning(), NONE_AWAITED), None
         states = loaded.get("sources", [{}] * len(sources))
-        self._firsts = [first_seeds(source, before) for source, before in zip(sources, self._firsts, strict=True)]
+        self._firsts = [first_seeds(each, before) for each, before in zip(graphs, self._firsts, strict=True)]
         self._passes = passes = [
             NestedPasses(
-                source,
+                each,
                 instance,
                 derived_seed("mix_samples", self._own_seed, number),
                 first=self._firsts[number],
                 first_rotation=self._first_rotation,
                 loaded=states[number],
             )
-            for number, source in enumerate(sources)
+            for number, each in enumerate(graphs)
         ]
         left = loaded.get("left") if loaded else []
         if left is None:
@@ -198,7 +199,7 @@ class SampleMixer(Transform, SeededStage, SnapshotStage[Any]):
             del begun  # closes the open shard if the source has ended
 
         def restart(source: int) -> Iterator[Any]:
-            refuse_remote(sources[source], 'mix_samples(stop="never")')
+            refuse_remote(graphs[source], 'mix_samples(stop="never")')
             return passes[source].begin(sources[source], passes[source].number + 1)
 
         yield from mix_samples(
@@ -207,7 +208,7 @@ class SampleMixer(Transform, SeededStage, SnapshotStage[Any]):
             weights=self.weights,
             stop=self.stop,
             rng=self._rng,
-            has_no_shards=lambda source: has_no_shards(sources[source]),
-            rotation_period=lambda source: rotation_period(sources[source]),
+            has_no_shards=lambda source: has_no_shards(graphs[source]),
+            rotation_period=lambda source: rotation_period(graphs[source]),
             state=self._state,
         )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from wds_datapipes.arguments import check_integer
 from wds_datapipes.datapipes import IterDataPipe
+from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.instance import instance_of
 from wds_datapipes.pipes.roles import Transform
 from wds_datapipes.pipes.sharding import has_no_shards, number_instances, refuse_remote, rotation_period
@@ -63,7 +65,8 @@ class EpochSetter(Transform, SnapshotStage[Any]):
         self.n = check_integer("n, the number of items in an epoch,", n, 1)
         self._loaded: tuple[Mapping[str, Any], Awaited] | None = None
         self._stream: Stream[Any] = Stream()
-        self._passes = NestedPasses(source, instance_of(source), None)
+        graph = PipelineGraph(source)
+        self._passes = NestedPasses(graph, instance_of(graph), None)
         self._seed: int | None = None
 
     def set_seed(self, seed: int) -> EpochSetter:
@@ -114,27 +117,27 @@ class EpochSetter(Transform, SnapshotStage[Any]):
             self._loaded = {"given": 0, "lasting": self._loaded[0]["lasting"]}, NONE_AWAITED
 
     def __iter__(self) -> Iterator[Any]:
-        refuse_remote(self.source, "with_epoch")
-        number_instances(self.source)  # a loader may have split the source again
+        graph = PipelineGraph(self.source)
+        instance = instance_of(graph)
+        refuse_remote(graph, "with_epoch")
+        number_instances(graph)  # a loader may have split the source again
         state, again = self._loaded or ({}, NONE_AWAITED)
         self._stream.given = 0
         if state and state["lasting"] is None:
             self._stream = Stream()
         elif state:
             lasting = state["lasting"]
-            self._passes = NestedPasses(
-                self.source, instance_of(self.source), lasting["seed"], lasting["first"], lasting
-            )
+            self._passes = NestedPasses(graph, instance, lasting["seed"], lasting["first"], lasting)
             items = yield from self._passes.resume_from(self.source, again)
             is_open = lasting["is_open"]
             self._stream.resume_from(items if is_open else None, lasting["pass"] + is_open, state.get("given", 0))
             del items
         self._loaded = None  # not earlier: a reader of repeated samples may stop at the last of them
         yield from self._stream.take(
-            instance_of(self.source).share_of(self.n),
-            begin=self._begin,
-            has_no_shards=lambda: has_no_shards(self.source),
-            rotation_period=lambda: rotation_period(self.source),
+            instance.share_of(self.n),
+            begin=partial(self._begin, graph, instance),
+            has_no_shards=lambda: has_no_shards(graph),
+            rotation_period=lambda: rotation_period(graph),
         )
 
     def share_length(self, instance: Instance) -> None:  # noqa: ARG002 - without a split, each worker yields all
@@ -144,7 +147,7 @@ class EpochSetter(Transform, SnapshotStage[Any]):
     def __len__(self) -> int:
         return self.n if self._share is None else self._share
 
-    def _begin(self, number: int) -> Iterator[Any]:
+    def _begin(self, graph: PipelineGraph, instance: Instance, number: int) -> Iterator[Any]:
         if number == 0:
-            self._passes = NestedPasses(self.source, instance_of(self.source), self._seed)
+            self._passes = NestedPasses(graph, instance, self._seed)
         return self._passes.begin(self.source, number)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from wds_datapipes.arguments import check_integer, check_optional_integer, check_path
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.pipes.foreign_stages import declared
-from wds_datapipes.pipes.graph import graph_of
+from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.roles import Transform
 from wds_datapipes.pipes.stage import EngineStage, register_stage
 from wds_datapipes.redaction.signatures import without_signature
@@ -118,16 +118,13 @@ class ShardCacher(Transform, EngineStage[str]):
         verbose = os.environ.get(VERBOSE, "0") not in ("", "0")
         url_to_name = self.url_to_name or without_signature
         folder = CacheFolder(self.cache_dir, self.max_bytes, verbose=verbose, url_to_name=url_to_name)
-        if any(declared(stage).has_lanes() for stage in graph_of(self.source).stages):
+        stages = PipelineGraph(self.source).stages
+        if any(declared(stage).has_lanes() for stage in stages):
             self._passes = self._passes or Passes()
             self._passes.begin(folder.path)
             folder.priority = self._passes.priority
         # Requesting the next shard from DirectoryShards marks the last one as read, which may delete it.
-        prefetch = (
-            0
-            if any(declared(stage).shard_access == "claimed" for stage in graph_of(self.source).stages)
-            else self.prefetch
-        )
+        prefetch = 0 if any(declared(stage).shard_access == "claimed" for stage in stages) else self.prefetch
         yield from cache_wds_shards(self.source, folder, prefetch=prefetch, known=self._known)
 
     def __len__(self) -> int:

@@ -35,7 +35,7 @@ class NestedPasses:
     same order.
 
     Args:
-        source: the source. This object keeps no reference to it, because its owner does.
+        graph: the graph of the source. This object keeps no reference to it, because its owner has the source.
         instance: the rank and the worker of this instance.
         seed: the seed of this instance, or None if no loader has set one.
         first: the seeds of the stages in the first pass, if it was started elsewhere.
@@ -50,7 +50,7 @@ class NestedPasses:
 
     def __init__(
         self,
-        source: Pipe,
+        graph: PipelineGraph,
         instance: Instance,
         seed: int | None,
         first: Sequence[int | None] | None = None,
@@ -60,7 +60,7 @@ class NestedPasses:
         self.number = 0
         self.first_rotation = first_rotation
         self.seed = seed
-        self.first = first_seeds(source) if first is None else [*first]
+        self.first = first_seeds(graph) if first is None else [*first]
         self._instance = instance
         self._state: Any = None  # the state to resume the current pass from, if it has not started
         self._has_started = False
@@ -130,14 +130,14 @@ class NestedPasses:
         return self._snapshot
 
     def _items(self, source: Pipe, again: Awaited) -> Iterator[Any]:
-        self._set_seeds(source)
-        rotate_assignments(source, self.first_rotation + self.number)
-        load_state(source, self._state, again)
+        graph = PipelineGraph(source)
+        self._set_seeds(graph)
+        rotate_assignments(graph, self.first_rotation + self.number)
+        load_state(graph, self._state, again)
         self._state, self._has_started = None, True
         yield from source
 
-    def _set_seeds(self, source: Pipe) -> None:
-        graph = PipelineGraph(source)
+    def _set_seeds(self, graph: PipelineGraph) -> None:
         before = graph.before_split
         own = self._instance.rank, self._instance.workers, self._instance.worker
         stages = list(zip(graph.random_stages, self.first, strict=True))
@@ -153,15 +153,15 @@ class NestedPasses:
                 stage.set_seed(derived_seed("own", self.seed, *own, self.number, position))
 
 
-def first_seeds(source: Pipe, before: Sequence[int | None] | None = None) -> list[int | None]:
+def first_seeds(graph: PipelineGraph, before: Sequence[int | None] | None = None) -> list[int | None]:
     """Return the seeds of a source's stages in the first pass of an epoch, or of a repeated part of an epoch.
 
     Args:
-        source: the source.
+        graph: the graph of the source.
         before: the previous result of this function. If no loader has set seeds since then, the new seeds are derived
             from it, because the number of passes since then may differ between workers.
     """
-    seeds = [pending_seed(stage) for stage in PipelineGraph(source).random_stages]
+    seeds = [pending_seed(stage) for stage in graph.random_stages]
     if before is None or any(seed is not None for seed in seeds):
         return seeds
     return [None if seed is None else later_seed(seed) for seed in before]
