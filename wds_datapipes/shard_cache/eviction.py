@@ -6,10 +6,10 @@ import logging
 import os
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from wds_datapipes.io.file_lock import lock_file
 from wds_datapipes.shard_cache.entry import (
@@ -25,6 +25,7 @@ from wds_datapipes.shard_cache.entry import (
     modified_ns,
 )
 
+C = TypeVar("C")
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -37,6 +38,17 @@ STRAY_S = 3600.0
 #: A copy that was not used in this many whole passes is stale. It is more than 1, because the processes of a host begin
 #: a pass at different times.
 STALE_PASSES = 2
+
+
+class CachedCopy(Protocol):
+    """What decides when a copy is evicted."""
+
+    @property
+    def digest(self) -> str:
+        """What identifies its shard."""
+
+    def last_use(self) -> int:
+        """Return the time of its last use."""
 
 
 class Passes:
@@ -57,11 +69,15 @@ class Passes:
         self._expected.update(copy.digest for copy in copies)
 
     def begin(self, folder: Path) -> None:
-        """Begin a pass."""
-        self._expected.clear()
-        self._begun.append(modified_ns(folder / FOLDER_LOCK))  # 0 if nothing was ever copied
+        """Begin a pass over the copies in a folder."""
+        self.begin_after(modified_ns(folder / FOLDER_LOCK))  # 0 if nothing was ever copied
 
-    def priority(self, entry: Entry) -> tuple[int, int]:
+    def begin_after(self, last_use: int) -> None:
+        """Begin a pass after a copy was used for the last time."""
+        self._expected.clear()
+        self._begun.append(last_use)
+
+    def priority(self, entry: CachedCopy) -> tuple[int, int]:
         """Return the sort key for eviction: stale copies, those used in this pass, expected ones, then others."""
         last_use = entry.last_use()
         group = 0 if last_use <= self._begun[0] else 1 if last_use > self._begun[-1] else 3
@@ -127,14 +143,29 @@ def reserve_space(
         _remove_abandoned(folder, own)
         used = used_bytes(folder, own)
         if used + need > max_bytes:
-            for entry in evictable(folder, priority):
-                used -= evict(entry)
-                if used + need <= max_bytes:
-                    break
+            used = free_space(used, need, max_bytes, iter(evictable(folder, priority)), evict)
         is_reserved = used + need <= max_bytes
         if is_reserved and own is not None:
             os.truncate(own, need)  # shows its final size to other processes
         return is_reserved
+
+
+def free_space(used: int, need: int, max_bytes: int, copies: Iterator[C], evict: Callable[[C], int]) -> int:
+    """Evict copies until ``need`` more bytes fit, or there is no other copy; return the bytes that are used then.
+
+    >>> free_space(9, 4, 10, iter([2, 2, 2]), lambda copy: copy)
+    5
+
+    Args:
+        used: the size of all copies.
+        need: the size of another one.
+        max_bytes: the maximum size of all.
+        copies: the copies in the order of eviction.
+        evict: removes a copy, and returns how many bytes that has freed.
+    """
+    while used + need > max_bytes and (copy := next(copies, None)) is not None:
+        used -= evict(copy)
+    return used
 
 
 def evict_one(folder: Path, priority: Priority = Entry.last_use) -> bool:

@@ -15,7 +15,8 @@ from wds_datapipes import IndexedSamples
 from wds_datapipes.index import AccessOptions, EpochOptions, Manifest, build_indexes
 from wds_datapipes.seeds import derived_seed
 from wds_datapipes.testing import build_shard
-from wds_datapipes.tools.plan.training_run import PlannedCache, RunPlan, RunShape, plan_run
+from wds_datapipes.tools.plan.planned_cache import PlannedCache
+from wds_datapipes.tools.plan.training_run import RunPlan, RunShape, plan_run
 from wds_datapipes.writing import ShardInfo
 
 FLEET: dict[str, Any] = {"hosts": 64, "global_batch_size": 512 * 8}

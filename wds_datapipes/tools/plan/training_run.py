@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 
@@ -19,7 +18,8 @@ from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.order.sample_order import EpochOrder, LaneOrder, Order
 from wds_datapipes.index.read.plan import GROUPS, MAX_REQUEST_GAP_BYTES, gap_of
 from wds_datapipes.seeds import derived_seed
-from wds_datapipes.shard_cache.eviction import STALE_PASSES, LeastRecentlyUsed
+from wds_datapipes.shard_cache.eviction import LeastRecentlyUsed
+from wds_datapipes.tools.plan.planned_cache import PlannedCache
 from wds_datapipes.types import Instance
 
 #: The maximum number of samples per host and epoch for which the order is computed. With more samples, part of each
@@ -296,83 +296,3 @@ class _Planner:
                 f"a batch has samples from only {plan.shards_per_batch} of {total} shards: choose more lanes or a "
                 "larger window_shards"
             )
-
-
-class PlannedCache:
-    """The copies on a host that `CacheFolder` keeps for the `OpenShards` of each worker.
-
-    A worker pins the copies of the shards that it is reading and of those that it has just read. Of the other copies,
-    those not used in the last passes are evicted first, then those used in this pass, as `Passes` describes; in each
-    group, the least recently opened one comes first.
-
-    Args:
-        sizes: the sizes of all shards in bytes.
-        max_bytes: the maximum total size of the copies, in bytes.
-        open_shards: the maximum number of shards that a worker keeps open.
-
-    Examples:
-        >>> cache = PlannedCache([5, 5], max_bytes=5, open_shards=1)
-        >>> cache.read_epoch([(0, [0, 1])]), cache.read_epoch([(0, [1, 0])])
-        ([0, 1], [0])
-    """
-
-    def __init__(self, sizes: Sequence[int] | Numbers, max_bytes: int, open_shards: int) -> None:
-        self._sizes, self._max_bytes, self._open_shards = sizes, max_bytes, open_shards
-        self._free = max_bytes
-        #: The copies in the order of their last use, with the pass of that use: before the current pass, and in it.
-        self._earlier, self._used = OrderedDict[int, int](), OrderedDict[int, int]()
-        self._pass = 0
-
-    def read_epoch(self, runs: Iterable[tuple[int, Sequence[int]]]) -> list[int]:
-        """Return the shards downloaded in an epoch, including those read from the store for lack of space.
-
-        Args:
-            runs: each worker with the shards that it reads one after the other, in the order of all workers.
-        """
-        self._earlier.update(self._used)
-        self._used.clear()
-        self._pass += 1
-        pins, before = Counter[int](), defaultdict[int, set[int]](set)
-
-        def open_none() -> LeastRecentlyUsed[int, bool]:
-            return LeastRecentlyUsed(self._open_shards, lambda shard, is_copy: pins.subtract({shard: is_copy}))
-
-        opened = defaultdict[int, LeastRecentlyUsed[int, bool]](open_none)  # per worker; whether from a copy
-        downloads, unstored = [], set[int]()
-        for worker, shards in runs:
-            own = opened[worker]
-            for closed in own.keys() - {*shards} - before[worker]:
-                pins[closed] -= own.pop(closed)
-            before[worker] = {*shards}
-            for shard in shards:
-                if shard in own:
-                    own.use(shard)
-                    continue
-                own.make_space()
-                is_copy = self._earlier.pop(shard, None) is not None or shard in self._used
-                if not is_copy and (is_copy := self._reserve(int(self._sizes[shard]), pins)):
-                    downloads.append(shard)
-                if is_copy:
-                    self._used[shard] = self._pass
-                    self._used.move_to_end(shard)
-                    pins[shard] += 1
-                else:
-                    unstored.add(shard)
-                own.add(shard, is_copy)
-        return [*downloads, *sorted(unstored)]
-
-    def _reserve(self, size: int, pins: Counter[int]) -> bool:
-        """Evict copies until another one fits and reserve its space; return whether that succeeded."""
-        if size > self._max_bytes:
-            return False
-        while self._free < size:
-            oldest = next(iter(self._earlier.values()), self._pass)
-            copies = (self._used, self._earlier) if oldest >= self._pass - STALE_PASSES else (self._earlier, self._used)
-            found = next(((some, shard) for some in copies for shard in some if not pins[shard]), None)
-            if found is None:
-                return False
-            some, shard = found
-            del some[shard]
-            self._free += int(self._sizes[shard])
-        self._free -= size
-        return True
