@@ -25,6 +25,7 @@ from wds_datapipes.pipes.foreign_iteration import adapt_foreign_stages
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import PipelineGraph, graph_of
 from wds_datapipes.pipes.inspection import splits, takes_seed
+from wds_datapipes.pipes.state.empty_passes import watch_empty_passes
 from wds_datapipes.pipes.state.pipeline_state import load_state, next_epoch_state, save_state
 from wds_datapipes.pipes.state.replay import ReplayedItems
 from wds_datapipes.pipes.state.seeding import PlaceOfStage, derive_later_seeds
@@ -327,6 +328,7 @@ class EpochRun:
         guard_listings(pipe, seed)  # after these functions, so that they see only the user's stages
         for each in (pipe, *([] if seeded is None else [seeded])):
             adapt_foreign_stages(each)
+            watch_empty_passes(each)
         if counters is not None:
             PipelineGraph(pipe).share_counters(counters)
         self.pipe = pipe

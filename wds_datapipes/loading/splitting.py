@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -24,6 +23,7 @@ from wds_datapipes.pipes.inspection import call_of, sources_of, splits
 from wds_datapipes.pipes.instance import own_rank
 from wds_datapipes.pipes.sharding import number_instances
 from wds_datapipes.types import ALONE, Instance
+from wds_datapipes.user_warnings import callers
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -104,7 +104,8 @@ def advice_for_torchrun() -> str:
 
 def is_called_by_accelerate() -> bool:
     """Whether the caller was called by accelerate, whose loaders set the epoch of their dataset."""
-    return str(sys._getframe(2).f_globals.get("__name__")).partition(".")[0] == "accelerate"
+    _, caller, *_ = callers()
+    return str(caller.f_globals.get("__name__")).partition(".")[0] == "accelerate"
 
 
 def given_rank(pipe: Any) -> Instance:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from traceback import walk_stack
 from typing import Any, TypeVar
 
 from torch.utils.data import get_worker_info
@@ -18,7 +16,7 @@ from wds_datapipes.pipes.inspection import call_of, count_yielded, name_of, sour
 from wds_datapipes.pipes.instance import instance_in, own_rank
 from wds_datapipes.pipes.roles import Splitter
 from wds_datapipes.pipes.stage import EngineStage
-from wds_datapipes.user_warnings import warn_user
+from wds_datapipes.user_warnings import callers, warn_user
 
 Pipe = IterDataPipe[Any]
 T_co = TypeVar("T_co", covariant=True)
@@ -256,7 +254,7 @@ def is_read_by_shard() -> bool:
     # Read only the locals of this function, because reading them keeps them alive.
     return any(
         frame.f_code.co_name == "__iter__" and type(frame.f_locals.get("self")).__name__ == "IterableDatasetShard"
-        for frame, _ in walk_stack(sys._getframe(1))
+        for frame in callers()
     )
 
 

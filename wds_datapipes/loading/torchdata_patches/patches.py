@@ -191,6 +191,7 @@ def later_passes() -> None:
     from wds_datapipes.datapipes import graph_settings
     from wds_datapipes.loading.splitting import has_own_stage
     from wds_datapipes.pipes.foreign_iteration import adapt_foreign_stages
+    from wds_datapipes.pipes.state.empty_passes import watch_empty_passes
     from wds_datapipes.pipes.state.seeding import derive_later_seeds
     from wds_datapipes.pipes.state.shard_order import guard_listings
 
@@ -200,6 +201,7 @@ def later_passes() -> None:
     def apply_seeds_of_all_passes(datapipe: Any, rng: Any) -> Any:
         if has_own_stage(datapipe):
             adapt_foreign_stages(datapipe)
+            watch_empty_passes(datapipe)
         derive_later_seeds(datapipe)
         # The number is drawn from a copy, so that importing this package changes no order.
         copied = torch.Generator()

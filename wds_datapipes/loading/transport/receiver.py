@@ -23,7 +23,7 @@ from wds_datapipes.loading.transport.shared_memory import SegmentLender, StatusP
 MAX_LENT = 64
 
 #: The limit of `keep_freed`, a little below that of glibc.
-MAX_KEPT = 31 * 1024 * 1024
+MAX_FREED = 31 * 1024 * 1024
 
 #: The maximum size of a message.
 MESSAGE_BYTES = HEADER.size + 2 * INLINE
@@ -41,13 +41,13 @@ _ATTACHED = socket.CMSG_LEN(_DESCRIPTOR.size) if hasattr(socket, "CMSG_LEN") els
 
 
 def keep_freed(size: int) -> int:
-    """Let the C library keep up to ``size`` bytes of freed memory, or `MAX_KEPT`; return ``size``.
+    """Let the C library keep up to ``size`` bytes of freed memory, or `MAX_FREED`; return ``size``.
 
     Otherwise it gives the memory of a list of samples back to the system when the loop has dropped the list, and gets
     the pages of the next one one by one, which takes twice as long as copying the samples. glibc decides by the largest
     block that the program has freed, see mallopt(3), so one is freed here, whose pages are never used.
     """
-    np.empty(min(size, MAX_KEPT), np.uint8)
+    np.empty(min(size, MAX_FREED), np.uint8)
     return size
 
 

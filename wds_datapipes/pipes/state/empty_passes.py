@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import weakref
-from traceback import walk_stack
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from wds_datapipes.datapipes import IterDataPipe
@@ -37,14 +36,38 @@ class _Yielded(NamedTuple):
     passes: int = 0
 
 
+class _Later(NamedTuple):
+    """A later stage, and its iteration when a loader first saw it.
+
+    Another stage may read its source in its place, as ``.group_samples()`` does: then it never begins another one.
+    """
+
+    stage: weakref.ref[Any]
+    iteration: int | None
+
+    @classmethod
+    def of(cls, stage: Any) -> _Later:
+        """Return a stage as it is now."""
+        return cls(weakref.ref(stage), _iteration_of(stage))
+
+    def begun(self) -> Any:
+        """Return the stage if it is iterated; otherwise None."""
+        stage = self.stage()
+        return None if stage is None or _iteration_of(stage) == self.iteration else stage
+
+
 class EmptyPassGuard:
     """Detects that a stage repeats all of its data while a later stage yields nothing.
 
-    A stage has references only to earlier stages, but later ones are on the call stack while they wait for an item. A
-    copy, such as one in another process, starts from scratch.
+    A copy, such as one in another process, starts from scratch.
+
+    Attributes:
+        later: the stages after it, from the nearest to the last, as the loader of this epoch knows them; a stage itself
+            refers only to earlier ones.
     """
 
     def __init__(self) -> None:
+        self.later: list[_Later] = []
         self._yielded: dict[int, _Yielded] = {}
 
     def __reduce__(self) -> tuple[type[EmptyPassGuard], tuple[()]]:
@@ -60,7 +83,7 @@ class EmptyPassGuard:
         Raises:
             EmptySourceError: a later stage has yielded nothing for many rounds, although it needs only a single item.
         """
-        waiting = _waiting_for(stage)
+        waiting = [stage, *(each for each in map(_Later.begun, self.later) if each is not None)]
         for before, each in itertools.pairwise(waiting):
             mark, made = _mark_of(each), count_yielded(before)
             if made < getattr(each, "skipped_shards", 0):  # it is still resuming
@@ -81,21 +104,33 @@ class EmptyPassGuard:
                 )
 
 
-def _waiting_for(stage: IterDataPipe[Any]) -> list[Any]:
-    """Return a stage and the later stages that wait for its items in this thread and may drop some."""
-    waiting: list[Any] = [stage]
-    for frame, _ in walk_stack(sys._getframe(2)):
-        # Skip other frames: f_locals keeps all objects of a frame alive while its function runs.
-        found = frame.f_locals.get("self") if frame.f_code.co_name in ("__iter__", "__next__") else None
-        if isinstance(found, IterDataPipe) and found is not waiting[-1]:
-            if all(each is not stage for each in graph_of(found).stages):
-                break  # a function in another pipeline reads this one
-            known = declared(found)
-            if not (
-                known.is_transparent or known.process_boundary == "loop"
-            ):  # they drop nothing, and torch may not count their items
-                waiting.append(found)
-    return waiting
+def watch_empty_passes(pipe: Any) -> None:
+    """Tell the guards of a pipeline which stages come after theirs; loaders call this at the beginning of an epoch."""
+    graph = graph_of(pipe)
+    readers: dict[int, list[Any]] = {}
+    for each in graph.stages:
+        for source in graph.sources_of(each):
+            readers.setdefault(id(source), []).append(each)
+    for stage in graph.stages:
+        if isinstance(guard := vars(stage).get("_empty_passes"), EmptyPassGuard):
+            known = {id(each.stage()): each for each in guard.later}
+            guard.later = [known.get(id(each)) or _Later.of(each) for each in _later(stage, readers)]
+
+
+def _later(stage: Any, readers: Mapping[int, list[Any]]) -> Iterator[Any]:
+    """Yield the later stages that may drop items, up to one of which several read."""
+    while len(following := readers.get(id(stage), ())) == 1:
+        (stage,) = following
+        known = declared(stage)
+        # The others drop nothing, and torch may not count their items.
+        if not (known.is_transparent or known.process_boundary == "loop"):
+            yield stage
+
+
+def _iteration_of(stage: Any) -> int | None:
+    """Return the number of a stage's latest iteration; None if it has not begun any."""
+    number: int | None = getattr(stage, "_valid_iterator_id", None)
+    return number
 
 
 def _mark_of(stage: Any) -> tuple[int, int]:
