@@ -275,6 +275,14 @@ def shards(folder: Path) -> list[str]:
     ]
 
 
+@pytest.fixture
+def openers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The openers that programs have registered, of which this test has its own."""
+    registered: dict[str, Any] = {}
+    monkeypatch.setattr("wds_datapipes.io.urls._registered", registered)
+    return registered
+
+
 class Store(NamedTuple):
     """An S3 server with one bucket, named ``bucket``."""
 

@@ -136,7 +136,7 @@ def test_a_missing_package_is_an_error_that_names_its_extra(
     package: str, extra: str, use: Callable[[Path], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    for remembered in (media._av, plain_values._msgpack, plain_values._cbor):
+    for remembered in (media.load_av, plain_values.load_msgpack, plain_values.load_cbor):
         remembered.cache_clear()  # another test may have imported it
     with pytest.raises(
         MissingDependencyError, match=rf"'{package}' is needed to .*pip install \"wds-datapipes\[{extra}\]\""

@@ -1,4 +1,7 @@
-"""Private names of other libraries are used only in the module that adapts the library, and exist in all releases."""
+"""Private names of other libraries are used only in the module that adapts the library, and exist in all releases.
+
+Tests use few of our own.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,9 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "wds_datapipes"
 MODULES = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
+TESTS = Path(__file__).parent
+#: How often tests may use a private attribute of an object of ours.
+MOST_REACHES = 20
 PRIVATE = re.compile(r"_[A-Za-z]\w*")
 #: Names that are documented despite the underscore, or stable as long as their class exists.
 DOCUMENTED = {"_asdict", "_exit", "_fields", "_getframe", "_make", "_replace"}
@@ -215,3 +221,20 @@ def test_each_private_name_is_used() -> None:
         for name in each.names:
             own = {node.attr for user in users for node in ast.walk(trees()[user]) if isinstance(node, ast.Attribute)}
             assert name in own or any(name in set(names_used(trees()[user])) | defined()[user] for user in users), name
+
+
+def reaches(path: Path) -> Iterator[str]:
+    """The lines at which a module of tests uses a private attribute of ours, such as ``loader._pool``."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    own = (
+        set().union(*defined().values()) - names_defined(tree) - TABLED - DOCUMENTED - {"_pause", "_resume"}
+    )  # torch's
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and PRIVATE.fullmatch(node.attr) and node.attr in own:
+            yield f"{path.relative_to(TESTS)}:{node.lineno}: {ast.unparse(node)}"
+
+
+def test_tests_use_few_private_attributes() -> None:
+    """They go through public names, or the interfaces between packages."""
+    found = [line for path in sorted(TESTS.rglob("*.py")) for line in reaches(path)]
+    assert len(found) <= MOST_REACHES, "\n".join(found)

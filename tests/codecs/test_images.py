@@ -148,7 +148,7 @@ def test_heic_and_jpeg_xl_are_decoded_by_their_packages(
     # As in a process that has registered none yet, and under any name, as phones and clouds give photographs.
     monkeypatch.delitem(PIL.Image.OPEN, form)
     monkeypatch.setattr(PIL.Image, "ID", [name for name in PIL.Image.ID if name != form])
-    pillow_plugins._register_heic.cache_clear()
+    pillow_plugins.register_heic.cache_clear()
     if form == "HEIF":
         for field in ("heic", "HEIC", "heif", "hif", "jpg"):
             assert np.abs(decode("rgb8", field, data).astype(int) - np.asarray(image)).mean() < 6
@@ -170,8 +170,8 @@ def test_heic_and_jpeg_xl_without_their_package_say_what_to_install(
 
     monkeypatch.setattr(pillow_plugins, "require", require)
     monkeypatch.setattr(PIL.Image, "ID", [name for name in PIL.Image.ID if name not in ("HEIF", "JXL")])
-    pillow_plugins._register_heic.cache_clear()
-    pillow_plugins._register_jxl.cache_clear()
+    pillow_plugins.register_heic.cache_clear()
+    pillow_plugins.register_jxl.cache_clear()
     samples = IterableWrapper([{extension: data}])
     for decoded in (samples.wds_decode("rgb8"), samples.batch(1).decode_batch("torchrgb8")):
         with pytest.raises(MissingDependencyError, match=rf"of {extension} to decode .*{extension}=bytes keeps"):

@@ -17,7 +17,6 @@ from wds_datapipes import ShardList, TarWriter, WriteOptions
 from wds_datapipes.errors import MissingSidecarError, ShardOpenError, SpecError, StaleSidecarError, UnknownSchemeError
 from wds_datapipes.hints import IN_PROCESS
 from wds_datapipes.index import build_indexes, check_index, read_index, write_index
-from wds_datapipes.io import urls
 from wds_datapipes.io.openers import known_schemes, local_path, open_parts, open_url, register_opener, split_scheme
 from wds_datapipes.io.remote.remote_file import open_ranges
 from wds_datapipes.shards.patterns import expand_urls
@@ -57,12 +56,7 @@ def test_schemes_are_recognized(url: str, scheme: str, rest: str) -> None:
     assert split_scheme(url) == (scheme, rest)
 
 
-@pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(urls, "_registered", {})
-
-
-@pytest.mark.usefixtures("registry")
+@pytest.mark.usefixtures("openers")
 def test_a_registered_scheme_is_opened_in_any_case_and_gets_the_options() -> None:
     seen = []
 
@@ -76,7 +70,7 @@ def test_a_registered_scheme_is_opened_in_any_case_and_gets_the_options() -> Non
     assert "mine" in known_schemes()
 
 
-@pytest.mark.usefixtures("registry")
+@pytest.mark.usefixtures("openers")
 def test_an_opener_is_replaced_only_on_request() -> None:
     def first(url: str, /, **options: Any) -> io.BytesIO:
         return io.BytesIO(b"first")
@@ -217,7 +211,7 @@ def test_s3_is_read_and_its_errors_contain_no_secret(s3: dict[str, Any]) -> None
     assert SECRET not in "".join(traceback.format_exception(caught.value))
 
 
-@pytest.mark.usefixtures("registry")
+@pytest.mark.usefixtures("openers")
 def test_an_opener_may_return_the_body_of_a_response_of_boto3(s3_store: Any, tmp_path: Path) -> None:
     import botocore.session
 

@@ -17,7 +17,6 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from wds_datapipes import DatasetSpec, DirectoryShards, ErrorBudget, ShardList, register_opener
 from wds_datapipes.errors import CorruptSidecarError, UnsafeInputError
 from wds_datapipes.index import Manifest, build_indexes, read_manifest, read_wids_index, write_manifest
-from wds_datapipes.io import urls as schemes_module
 from wds_datapipes.io.openers import open_parts, open_url
 from wds_datapipes.io.remote.remote_file import FileFacts
 from wds_datapipes.io.urls import check_url
@@ -46,8 +45,7 @@ def opened_zeros(url: str, /, **_options: object) -> BinaryIO:
 
 
 @pytest.fixture
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schemes_module, "_registered", dict(schemes_module._registered))
+def registered(openers: dict[str, Any]) -> None:
     register_opener("mine", opened_zeros)
     register_opener("s3", opened_zeros)
 

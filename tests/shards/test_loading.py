@@ -17,7 +17,6 @@ from wds_datapipes.errors import (
     ShardReadError,
     TruncatedShardError,
 )
-from wds_datapipes.io import urls as schemes
 from wds_datapipes.io.read_limits import ReadLimits
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.shards.loading import ShardReader, TarOptions, load_wds_shards, read_shards
@@ -127,11 +126,11 @@ def test_an_error_of_a_user_function_is_not_an_error_of_the_shard(shard: str) ->
 @pytest.mark.parametrize("on_error", ["skip", lambda error: True])
 @pytest.mark.parametrize("kind", [MissingDependencyError, KeyError])
 def test_errors_of_the_pipeline_are_never_skipped(
-    shard: str, monkeypatch: pytest.MonkeyPatch, kind: type[Exception], on_error: Any
+    shard: str, openers: dict[str, Any], kind: type[Exception], on_error: Any
 ) -> None:
     def open_it(url: str, /, **options: Any) -> BinaryIO:
         raise kind("set it up")
 
-    monkeypatch.setitem(schemes._registered, "test", open_it)
+    openers["test"] = open_it
     with pytest.raises(kind, match="set it up"):
         names(shard, "test:x", shard, on_error=on_error)

@@ -11,7 +11,6 @@ import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
 
 from wds_datapipes.errors import SpecError
-from wds_datapipes.io import urls as schemes
 from wds_datapipes.io.compression.formats import SHARD_SUFFIXES
 from wds_datapipes.io.openers import open_url, register_opener
 from wds_datapipes.shards.listing import url_of
@@ -221,8 +220,8 @@ def test_a_remote_pattern_without_a_match(memory: Any, pattern: str, message: st
         expand_urls(pattern, variables={}, storage_options=options)
 
 
-def test_commands_and_registered_schemes_are_not_globbed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schemes, "_registered", {})
+@pytest.mark.usefixtures("openers")
+def test_commands_and_registered_schemes_are_not_globbed() -> None:
     register_opener("mine", open_url)
     urls = ["pipe:cat *.tar", "pipe:ls /", "mine:*", "mine://d/"]
     assert expand(urls) == urls

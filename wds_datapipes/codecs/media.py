@@ -115,7 +115,7 @@ def _decode_audio(data: bytes) -> tuple[NDArray[np.float32], int]:
         stream = container.streams.audio[0]
         rate: int = stream.rate
         # Interleaved, because PyAV counts the planes of eight and more channels beyond their end.
-        to_floats = _av().AudioResampler(format="flt")
+        to_floats = load_av().AudioResampler(format="flt")
         frames = _read_frames(container, "audio", data)
         parts = [part.to_ndarray() for frame in frames for part in to_floats.resample(frame)]
         parts += [part.to_ndarray() for part in to_floats.resample(None)] if parts else []
@@ -158,7 +158,7 @@ def _read_frames(container: Any, kind: str, data: bytes) -> Iterator[Any]:
 @contextmanager
 def open_media(data: bytes) -> Iterator[Any]:
     """Open a complete media container; PyAV's errors become ValueErrors without its made-up file name."""
-    av = _av()
+    av = load_av()
     end = find_end(data)
     try:
         with av.open(BytesIO(data if end == len(data) else data[:end]), **_open_options()) as container:
@@ -174,9 +174,10 @@ def _open_options() -> dict[str, Any]:
     Errors in the encoding of metadata are ignored; PyAV 19 has no such option.
     """
     options: dict[str, Any] = {"options": {"protocol_whitelist": "none"}}
-    return options | ({"metadata_errors": "ignore"} if int(_av().__version__.partition(".")[0]) < 19 else {})
+    return options | ({"metadata_errors": "ignore"} if int(load_av().__version__.partition(".")[0]) < 19 else {})
 
 
 @cache
-def _av() -> ModuleType:
+def load_av() -> ModuleType:
+    """Import PyAV, at the first field that needs it."""
     return require("av", extra="media", purpose="decode video and audio fields")

@@ -20,21 +20,22 @@ def register_plugin(data: bytes) -> bool:
         MissingDependencyError: its package is not installed.
     """
     if HEIC.match(data):
-        _register_heic()
+        register_heic()
         return True
     if JXL.match(data):
-        _register_jxl()
+        register_jxl()
         return True
     return False
 
 
 @cache
-def _register_heic() -> None:
+def register_heic() -> None:
+    """Register the plugin of Pillow for HEIC."""
     purpose = "decode HEIC images, whose fields heic=bytes keeps as they are"
     require("pillow_heif", extra="heic", purpose=purpose).register_heif_opener()
 
 
 @cache
-def _register_jxl() -> None:
-    # Importing it registers it.
+def register_jxl() -> None:
+    """Register the plugin of Pillow for JPEG XL, by importing it."""
     require("pillow_jxl", extra="jxl", purpose="decode JPEG XL images, whose fields jxl=bytes keeps as they are")

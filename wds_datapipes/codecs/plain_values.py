@@ -58,31 +58,33 @@ def encode_json(value: Any) -> bytes:
 
 def decode_msgpack(data: bytes) -> Any:
     """Decode a msgpack value; map keys may have any type."""
-    return _msgpack().unpackb(data, strict_map_key=False)
+    return load_msgpack().unpackb(data, strict_map_key=False)
 
 
 def encode_msgpack(value: Any) -> bytes:
     """Encode a msgpack value; tuples become lists."""
-    return cast(bytes, _msgpack().packb(value))
+    return cast(bytes, load_msgpack().packb(value))
 
 
 def decode_cbor(data: bytes) -> Any:
     """Decode a CBOR value."""
-    return _cbor().loads(data)
+    return load_cbor().loads(data)
 
 
 def encode_cbor(value: Any) -> bytes:
     """Encode a CBOR value; tuples become lists."""
-    return cast(bytes, _cbor().dumps(value))
+    return cast(bytes, load_cbor().dumps(value))
 
 
 @cache
-def _msgpack() -> ModuleType:
+def load_msgpack() -> ModuleType:
+    """Import msgpack, at the first field that needs it."""
     return require("msgpack", extra="msgpack", purpose="decode and encode msgpack fields")
 
 
 @cache
-def _cbor() -> ModuleType:
+def load_cbor() -> ModuleType:
+    """Import cbor2, at the first field that needs it."""
     return require("cbor2", extra="cbor", purpose="decode and encode cbor fields")
 
 

@@ -42,7 +42,6 @@ from wds_datapipes.index import (
 )
 from wds_datapipes.index.format.dataset_builder import IndexResult
 from wds_datapipes.index.format.index_file import index_bytes
-from wds_datapipes.io import urls as schemes
 from wds_datapipes.io.openers import open_path, register_opener
 from wds_datapipes.io.remote.remote_file import FIRST_BYTES, RangeReader, RemoteFile, open_ranges
 from wds_datapipes.samples.keys import last_dot
@@ -201,14 +200,14 @@ def test_a_changed_shard_is_noticed(tmp_path: Path) -> None:
         check_index(index, url, depth="all")  # type: ignore[arg-type]  # that is what is tested
 
 
-def test_a_shard_that_changes_while_it_is_indexed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_that_changes_while_it_is_indexed(tmp_path: Path, openers: dict[str, Any]) -> None:
     url = shard(tmp_path / "x.tar", size=5000)
 
     def open_and_touch(address: str, /, **options: Any) -> Any:
         os.utime(url, ns=(1, 1))
         return open_path(url)
 
-    monkeypatch.setitem(schemes._registered, "", open_and_touch)
+    openers[""] = open_and_touch
     with pytest.raises(StaleSidecarError, match=r"x\.tar changed while its headers were read"):
         build_index(url, options=IndexOptions(digest=True))
 
@@ -352,11 +351,6 @@ def test_a_pattern_with_a_variable_is_refused() -> None:
         build_indexes("${DATA}/a.tar")
 
 
-@pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schemes, "_registered", {})
-
-
 # From a server
 
 
@@ -447,7 +441,7 @@ def test_a_truncated_range_is_an_error() -> None:
         reader.read(10)
 
 
-@pytest.mark.usefixtures("registry")
+@pytest.mark.usefixtures("openers")
 def test_indexes_of_a_custom_scheme(tmp_path: Path) -> None:
     url = shard(tmp_path / "x.tar")
     register_opener("mine", lambda url, /, **options: open_path(str(tmp_path / url.removeprefix("mine:"))))

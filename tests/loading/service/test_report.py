@@ -29,7 +29,6 @@ from torchdata.datapipes.iter import IterableWrapper
 from wds_datapipes import ShardReadingService
 from wds_datapipes.counters import Skipped, SkippedItem
 from wds_datapipes.errors import WorkerDiedError
-from wds_datapipes.io import urls
 from wds_datapipes.loading import report as reports
 from wds_datapipes.loading.report import SHORTEST_S, LoadingReport, WorkerReport, count_skipped, wait_bucket
 from wds_datapipes.loading.workers import in_process
@@ -131,14 +130,14 @@ def test_a_report_is_available_after_a_worker_was_killed(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_no_credentials_are_reported(workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_credentials_are_reported(workers: int, tmp_path: Path, openers: dict[str, Any]) -> None:
     def open_or_fail(url: str, /, **_: object) -> BinaryIO:
         if "bad" in url:
             raise OSError("refused")
         return shard.open("rb")
 
     shard = Path(build_shard(tmp_path / "a.tar", [{"__key__": "0", "txt": "a"}]))
-    monkeypatch.setitem(urls._registered, "test", open_or_fail)
+    openers["test"] = open_or_fail
     addresses = [f"test://ada:secret@host/{name}.tar?token=secret" for name in ("bad", "good")]
     with load(IterableWrapper(addresses).load_wds_shards(on_error="skip").group_samples(), workers) as loader:
         assert len(list(loader)) == max(workers, 1)

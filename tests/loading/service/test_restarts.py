@@ -87,16 +87,16 @@ def test_a_worker_that_waits_to_send_is_read() -> None:
 
     def work() -> None:
         """Send more than a socket can buffer before each check for requests."""
-        outlet = Sender(far, window=9, together=1)
+        sender = Sender(far, window=9, together=1)
         try:
             while True:
                 for _ in range(300):
-                    outlet.send(Kind.COUNTERS, b"\x80\x04N.")  # None
-                outlet.wait()
-                while outlet.requests:
-                    epochs.append(outlet.requests.popleft()[0])
+                    sender.send(Kind.COUNTERS, b"\x80\x04N.")  # None
+                sender.wait()
+                while sender.requests:
+                    epochs.append(sender.requests.popleft()[0])
         except ReceiverGone:
-            outlet.close()
+            sender.close()
 
     worker = threading.Thread(target=work)
     worker.start()

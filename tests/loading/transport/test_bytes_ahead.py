@@ -21,25 +21,25 @@ WINDOW = 12
 def ends() -> Iterator[tuple[Receiver, Sender]]:
     near, far = new_channel()
     with closing(near), closing(far):
-        outlet = Sender(far, window=WINDOW, together=1)
-        inlet = Receiver(near, window=WINDOW)
-        assert inlet.receive() is None  # except for its page
-        yield inlet, outlet
+        sender = Sender(far, window=WINDOW, together=1)
+        receiver = Receiver(near, window=WINDOW)
+        assert receiver.receive() is None  # except for its page
+        yield receiver, sender
 
 
-def fill(outlet: Sender, item: object) -> int:
-    """Put as many items as the outlet accepts; return their number."""
+def fill(sender: Sender, item: object) -> int:
+    """Put as many items as the sender accepts; return their number."""
     count = 0
-    while not outlet.is_full:
-        assert outlet.put(item)
+    while not sender.is_full:
+        assert sender.put(item)
         count += 1
     return count
 
 
-def take(inlet: Receiver) -> Any:
-    message = inlet.receive()
+def take(receiver: Receiver) -> Any:
+    message = receiver.receive()
     assert message is not None
-    (item,) = inlet.items(message)
+    (item,) = receiver.items(message)
     return item
 
 
@@ -55,33 +55,33 @@ def take(inlet: Receiver) -> Any:
     ids=["small", "moderate", "large", "one that is more than all may be", "large bytes"],
 )
 def test_the_number_of_messages_ahead_is_limited(ends: tuple[Receiver, Sender], item: Any, ahead: int) -> None:
-    inlet, outlet = ends
-    assert fill(outlet, item) == ahead
+    receiver, sender = ends
+    assert fill(sender, item) == ahead
     for _ in range(ahead):
-        take(inlet)
-    inlet.credit()
-    outlet.receive_requests()
-    assert fill(outlet, item) == ahead  # as many again: used messages no longer count
+        take(receiver)
+    receiver.credit()
+    sender.receive_requests()
+    assert fill(sender, item) == ahead  # as many again: used messages no longer count
 
 
 def test_a_large_message_makes_room_when_it_is_taken(ends: tuple[Receiver, Sender]) -> None:
     """While the loop works on an item, which may take long, the next item must be made."""
-    inlet, outlet = ends
+    receiver, sender = ends
     array = np.zeros(AHEAD_BYTES // 2, np.uint8)
-    fill(outlet, array)
-    kept = [take(inlet)]
-    outlet.receive_requests()
-    assert fill(outlet, array) == 1
-    kept.append(take(inlet))
-    outlet.receive_requests()
-    assert fill(outlet, array) == 1
+    fill(sender, array)
+    kept = [take(receiver)]
+    sender.receive_requests()
+    assert fill(sender, array) == 1
+    kept.append(take(receiver))
+    sender.receive_requests()
+    assert fill(sender, array) == 1
     assert all(np.array_equal(each, array) for each in kept)
 
 
 def test_a_new_epoch_begins_with_nothing_ahead(ends: tuple[Receiver, Sender]) -> None:
-    inlet, outlet = ends
+    receiver, sender = ends
     array = np.zeros(AHEAD_BYTES // 3 + 1, np.uint8)
-    assert fill(outlet, array) == 3
-    inlet.begin(1)
-    outlet.begin(1)
-    assert fill(outlet, array) == 3
+    assert fill(sender, array) == 3
+    receiver.begin(1)
+    sender.begin(1)
+    assert fill(sender, array) == 3

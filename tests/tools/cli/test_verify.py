@@ -60,7 +60,7 @@ def test_media_that_cannot_be_decoded_here_are_noted(folder: Path, monkeypatch: 
     def require(*_: object, **__: object) -> None:
         raise MissingDependencyError("install wds-datapipes[media]")
 
-    monkeypatch.setattr("wds_datapipes.codecs.media._av", require)
+    monkeypatch.setattr("wds_datapipes.codecs.media.load_av", require)
     build_shard("a.tar", [{"__key__": "a", "wav": b"x", "cls": b"x"}])
     (shard,) = verify_shards("a.tar", decode=True, num_workers=0)
     assert [fault.field for fault in shard.faults] == ["cls"]

@@ -37,14 +37,14 @@ class Bundle:
     """
 
     def __init__(self, pool: SegmentPool) -> None:
-        self._pool = pool
+        self.pool = pool
         self._segment: Segment | None = None
         self._forget()
 
     def clear(self) -> None:
         """Discard the items."""
         if self._segment is not None:
-            self._pool.give_back(self._segment.number)
+            self.pool.give_back(self._segment.number)
         self._forget()
 
     def _forget(self) -> None:
@@ -83,7 +83,7 @@ class Bundle:
         if total > TOGETHER_BYTES and self.count:
             return False
         if arrays:
-            segment = self._segment = self._segment or self._pool.take(max(size, TOGETHER_BYTES))
+            segment = self._segment = self._segment or self.pool.take(max(size, TOGETHER_BYTES))
             for each in arrays:
                 target = segment.memory[self._end : self._end + each.nbytes].view(each.dtype)
                 np.copyto(target.reshape(each.shape), each)
@@ -125,7 +125,7 @@ class Bundle:
         begin = end = self._end
         size = sum(map(len, body))
         if size > INLINE:
-            segment = self._segment = self._segment or self._pool.take(size)
+            segment = self._segment = self._segment or self.pool.take(size)
             for part in body if size > LONG * len(body) else [b"".join(body)]:
                 segment.memory.data[end : end + len(part)] = part
                 end += len(part)

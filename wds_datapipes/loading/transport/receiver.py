@@ -78,7 +78,7 @@ class Receiver:
 
     def __init__(self, channel: socket.socket, *, window: int) -> None:
         self._channel = channel
-        self._lender = SegmentLender(spare=window + 2)
+        self.lender = SegmentLender(spare=window + 2)
         self._credit_interval = max(window // 4, 1)
         self._kept = 0
         self.page: StatusPage | None = None
@@ -112,7 +112,7 @@ class Receiver:
             if header.segment < 0:  # it is the status page
                 self.page = StatusPage(descriptor)
                 return self.receive()
-            self._lender.add(header.segment, descriptor)
+            self.lender.add(header.segment, descriptor)
         begin = HEADER.size + header.records
         return Message(header, data[begin:], data[HEADER.size : begin])
 
@@ -153,13 +153,13 @@ class Receiver:
         """Return the bytes of a message without items."""
         header, body, _ = message
         if header.segment >= 0:
-            body = bytes(self._lender.lend(header.segment)[: header.size])
+            body = bytes(self.lender.lend(header.segment)[: header.size])
         return body[NUMBER:]  # after the table
 
     def drop(self, message: Message) -> None:
         """Discard a message."""
         if message.header.segment >= 0:
-            self._lender.lend(message.header.segment)  # nothing refers to it, so it is returned
+            self.lender.lend(message.header.segment)  # nothing refers to it, so it is returned
 
     def items(self, message: Message) -> Iterator[Any]:
         """Yield the items of a message; their large arrays are views of the shared memory."""
@@ -176,8 +176,8 @@ class Receiver:
         header, body, _ = message
         self._take(header)
         count, arrays = header.number, header.arrays
-        copies = arrays > 0 and len(self._lender) >= MAX_LENT
-        memory = memoryview(b"") if header.segment < 0 else self._lender.lend(header.segment)
+        copies = arrays > 0 and len(self.lender) >= MAX_LENT
+        memory = memoryview(b"") if header.segment < 0 else self.lender.lend(header.segment)
         rest = memoryview(body) if body else memory[header.begin : header.size]
         at = NUMBER * (2 * (count + arrays) if arrays else count)
         table = rest[:at].cast("Q").tolist()
@@ -203,7 +203,7 @@ class Receiver:
 
     def credit(self) -> None:
         """Grant credit for the messages used so far."""
-        returned = self._lender.returned
+        returned = self.lender.returned
         if self._credited != self._taken or returned:
             numbers = array("i")
             with suppress(IndexError):  # another thread may pop numbers, too

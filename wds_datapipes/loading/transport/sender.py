@@ -57,13 +57,13 @@ class Sender:
         self._parts = bytearray()
         self._window = window
         self._together = together
-        self._pool = SegmentPool()
-        self._bundle = Bundle(self._pool)
+        self.pool = SegmentPool()
+        self._bundle = Bundle(self.pool)
         self._serializer = Serializer()
         self._lock = threading.Lock()
-        self._has_waiting = threading.Event()
+        self.has_waiting = threading.Event()
         self._is_ticking = False  # whether the event is set; faster than is_set()
-        self._closed = threading.Event()
+        self.closed = threading.Event()
         self._ticker = threading.Thread(target=self._tick, name="flush", daemon=True)
         self._items = self._bytes = 0
         self._making_s = self._waiting_s = 0.0
@@ -135,7 +135,7 @@ class Sender:
                 return True
             if not self._is_ticking:
                 self._is_ticking = True
-                self._has_waiting.set()
+                self.has_waiting.set()
                 if not self._ticker.is_alive():
                     self._ticker.start()
             return False
@@ -206,10 +206,10 @@ class Sender:
 
     def close(self) -> None:
         """Close the descriptors and end the second thread; waiting items are not sent."""
-        self._closed.set()
-        self._has_waiting.set()
+        self.closed.set()
+        self.has_waiting.set()
         self._channel.close()
-        self._pool.close()
+        self.pool.close()
 
     def _receive_request(self, flags: int = 0) -> bool:
         try:
@@ -231,7 +231,7 @@ class Sender:
             if header.epoch == self.epoch:
                 self._taken, self._taken_bytes = header.number, header.size
             for number in body.cast("i"):
-                self._pool.give_back(number)
+                self.pool.give_back(number)
         return True
 
     def _flush(self) -> None:
@@ -267,7 +267,7 @@ class Sender:
 
     def _send_body(self, kind: Kind, body: bytes, number: int = 0) -> None:
         """Send a message without items."""
-        bundle = Bundle(self._pool)
+        bundle = Bundle(self.pool)
         if body:
             bundle.add(([body], len(body), []))
         self._send_bundle(bundle, kind, number)
@@ -304,11 +304,11 @@ class Sender:
 
     def _tick(self) -> None:
         seen = -1
-        while self._has_waiting.wait() and not self._closed.wait(TICK_S):
+        while self.has_waiting.wait() and not self.closed.wait(TICK_S):
             with self._lock:
                 if not self._bundle.count or self.is_full:  # if full, the other thread waits for the receiver
                     self._is_ticking = False
-                    self._has_waiting.clear()
+                    self.has_waiting.clear()
                 elif seen == self._sent:
                     try:
                         self._flush()

@@ -65,16 +65,16 @@ class Segment:
 
     def __init__(self, number: int, size: int) -> None:
         self.number = number
-        self._descriptor: int | None = new_memory(size)
+        self.descriptor: int | None = new_memory(size)
         try:
-            self.memory = map_segment(self._descriptor, size)
+            self.memory = map_segment(self.descriptor, size)
         except BaseException:
             self.close()
             raise
 
     def pass_on(self) -> int | None:
         """Return the descriptor that the other side still needs, if any, and forget it; the receiver closes it."""
-        descriptor, self._descriptor = self._descriptor, None
+        descriptor, self.descriptor = self.descriptor, None
         return descriptor
 
     def close(self) -> None:
@@ -90,8 +90,8 @@ class SegmentPool:
     """
 
     def __init__(self) -> None:
-        self._segments: dict[int, Segment] = {}
-        self._free: list[Segment] = []
+        self.segments: dict[int, Segment] = {}
+        self.free: list[Segment] = []
         self._numbers = itertools.count()
 
     def take(self, size: int) -> Segment:
@@ -100,29 +100,29 @@ class SegmentPool:
         Raises:
             OSError: there is not enough memory.
         """
-        for segment in reversed(self._free):
+        for segment in reversed(self.free):
             if segment.memory.size >= size:
-                self._free.remove(segment)
+                self.free.remove(segment)
                 return segment
         # If all are too small, one is freed, and its number is reused with more memory.
-        number = self._free[0].number if self._free else next(self._numbers)
+        number = self.free[0].number if self.free else next(self._numbers)
         # A power of two, so that few distinct sizes occur. Unused memory is not allocated.
         segment = Segment(number, max(1 << (size - 1).bit_length(), SMALLEST))
-        if self._free:
-            self._free.pop(0).close()
-        self._segments[number] = segment
+        if self.free:
+            self.free.pop(0).close()
+        self.segments[number] = segment
         return segment
 
     def give_back(self, number: int) -> None:
         """Reuse the segment with this number, or, if ``number`` is a complement, forget it."""
         if number < 0:
-            del self._segments[~number]
+            del self.segments[~number]
         else:
-            self._free.append(self._segments[number])
+            self.free.append(self.segments[number])
 
     def close(self) -> None:
         """Close the descriptors that were not passed on."""
-        for segment in self._segments.values():
+        for segment in self.segments.values():
             segment.close()
 
 
@@ -143,7 +143,7 @@ class SegmentLender:
     def __init__(self, spare: int) -> None:
         self.returned: deque[int] = deque()
         self._spare = spare
-        self._memory: dict[int, Bytes] = {}
+        self.memory: dict[int, Bytes] = {}
         self._lent: dict[int, weakref.ref[Bytes]] = {}
         self._forked: set[int] = set()
         _LENDERS.add(self)
@@ -155,7 +155,7 @@ class SegmentLender:
     def add(self, number: int, descriptor: int) -> None:
         """Add a segment that is new or has new memory, and close the descriptor."""
         try:
-            self._memory[number] = map_segment(descriptor, os.fstat(descriptor).st_size)
+            self.memory[number] = map_segment(descriptor, os.fstat(descriptor).st_size)
         finally:
             os.close(descriptor)
 
@@ -163,7 +163,7 @@ class SegmentLender:
         """Return the bytes of a segment, which goes back to its owner once nothing refers to any part of them."""
         # A memoryview keeps a reference to its source object, and so does every slice and array made from it. NumPy
         # bypasses views of arrays, but not an array created from a plain buffer.
-        whole = np.frombuffer(self._memory[number].data, np.uint8)
+        whole = np.frombuffer(self.memory[number].data, np.uint8)
         self._lent[number] = weakref.ref(whole, partial(self._end, number))
         return whole.data
 
@@ -173,9 +173,9 @@ class SegmentLender:
 
     def _end(self, number: int, _: object) -> None:
         self._lent.pop(number, None)
-        if number in self._forked or len(self._memory) - len(self._lent) > self._spare:
+        if number in self._forked or len(self.memory) - len(self._lent) > self._spare:
             self._forked.discard(number)
-            self._memory.pop(number, None)
+            self.memory.pop(number, None)
             number = ~number
         self.returned.append(number)
 

@@ -143,7 +143,7 @@ def test_a_forked_process_keeps_the_segments_lent_at_the_fork() -> None:
         pair.credit()
     os.close(go)
     assert os.waitpid(pid, 0)[1] == 0
-    assert len(pair.pool._segments) <= SPARE
+    assert len(pair.pool.segments) <= SPARE
 
 
 # the system's view

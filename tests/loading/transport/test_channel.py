@@ -27,7 +27,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from wds_datapipes.loading.transport import sender as outlet
+from wds_datapipes.loading.transport import sender as sender_module
 from wds_datapipes.loading.transport.flow_control import TOGETHER_BYTES
 from wds_datapipes.loading.transport.protocol import COMMAND_BYTES, INLINE, Kind, new_channel
 from wds_datapipes.loading.transport.receiver import MAX_LENT, Message, Receiver
@@ -43,47 +43,47 @@ BUSY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 ITEMS = (Kind.ITEMS, Kind.PLAIN_ITEMS)
 
 
-class Line:
-    """An outlet and an inlet with a socket between them, in one process."""
+class Channel:
+    """A sender and a receiver with a socket between them, in one process."""
 
     def __init__(self, window: int = 5, together: int = 256) -> None:
         near, far = new_channel()
-        self.inlet = Receiver(near, window=window)
-        self.outlet = Sender(far, window=window, together=together)
-        self.outlet._closed = self.closing()  # the clock of its flushing thread
+        self.receiver = Receiver(near, window=window)
+        self.sender = Sender(far, window=window, together=together)
+        self.sender.closed = self.closing()  # the clock of its flushing thread
 
     def closing(self) -> threading.Event:
-        return self.outlet._closed
+        return self.sender.closed
 
     def arrivals(self) -> list[Message]:
         """Return the messages that have arrived."""
         found = []
-        while (message := self.inlet.receive()) is not None:
+        while (message := self.receiver.receive()) is not None:
             found.append(message)
         return found
 
     def items(self) -> list[Any]:
         """Return the items that have arrived."""
-        return [item for message in self.arrivals() for item in taken(self.inlet, message)]
+        return [item for message in self.arrivals() for item in taken(self.receiver, message)]
 
     def close(self) -> None:
-        self.outlet.close()
-        self.inlet.close()
+        self.sender.close()
+        self.receiver.close()
 
 
 @contextmanager
-def line(window: int = 5, together: int = 256) -> Iterator[Line]:
-    joined = Line(window, together)
+def open_channel(window: int = 5, together: int = 256) -> Iterator[Channel]:
+    ends = Channel(window, together)
     try:
-        yield joined
+        yield ends
     finally:
-        joined.close()
+        ends.close()
 
 
-def taken(inlet: Receiver, message: Message) -> list[Any]:
+def taken(receiver: Receiver, message: Message) -> list[Any]:
     """Take the items of a message, as `Link` does."""
     assert message.header.kind in ITEMS
-    return list(inlet.items(message))
+    return list(receiver.items(message))
 
 
 class Ticks(threading.Event):
@@ -109,9 +109,9 @@ class Ticks(threading.Event):
 @pytest.fixture
 def ticks(monkeypatch: pytest.MonkeyPatch) -> Ticks:
     """Keep small items buffered until there are enough of them or the test ticks."""
-    monkeypatch.setattr(outlet, "TOGETHER_S", math.inf)
+    monkeypatch.setattr(sender_module, "TOGETHER_S", math.inf)
     ticks = Ticks()
-    monkeypatch.setattr(Line, "closing", lambda _: ticks)
+    monkeypatch.setattr(Channel, "closing", lambda _: ticks)
     return ticks
 
 
@@ -179,42 +179,42 @@ def in_a_process(run: Callable[..., object], *args: Any, window: int = 5) -> Ite
         finally:
             os._exit(code)
     far.close()
-    inlet = Receiver(near, window=window)
+    receiver = Receiver(near, window=window)
     try:
-        yield inlet, pid
+        yield receiver, pid
     finally:
-        inlet.close()
+        receiver.close()
         with suppress(ChildProcessError):  # the test has waited for it
             if os.waitpid(pid, os.WNOHANG) == (0, 0):
                 psutil.Process(pid).kill()
                 os.waitpid(pid, 0)
 
 
-def following(inlet: Receiver) -> Message:
+def following(receiver: Receiver) -> Message:
     """Return the next message, with credit given before each wait."""
     poll = select.poll()
-    poll.register(inlet, select.POLLIN)
-    while (message := inlet.receive()) is None:
-        inlet.credit()
+    poll.register(receiver, select.POLLIN)
+    while (message := receiver.receive()) is None:
+        receiver.credit()
         assert poll.poll(1e3 * LIMIT_S), "nothing came"
     return message
 
 
-def current(inlet: Receiver) -> Message:
+def current(receiver: Receiver) -> Message:
     """Return the next message of the most recent epoch."""
-    while (message := following(inlet)).header.epoch != inlet.epoch:
-        inlet.drop(message)
+    while (message := following(receiver)).header.epoch != receiver.epoch:
+        receiver.drop(message)
     return message
 
 
-def request(inlet: Receiver, payload: object) -> None:
-    for message in inlet.pack_request(payload):
-        assert inlet.send_command(message)
+def request(receiver: Receiver, payload: object) -> None:
+    for message in receiver.pack_request(payload):
+        assert receiver.send_command(message)
 
 
-def begin(inlet: Receiver, epoch: int, payload: object) -> None:
-    inlet.begin(epoch)
-    request(inlet, payload)
+def begin(receiver: Receiver, epoch: int, payload: object) -> None:
+    receiver.begin(epoch)
+    request(receiver, payload)
 
 
 # order, and each once
@@ -232,7 +232,7 @@ class Traffic(RuleBasedStateMachine):
     @initialize(window=st.integers(1, 20), together=st.sampled_from([1, 3, 256]))
     def start(self, window: int, together: int) -> None:
         self.window, self.together = window, together
-        self.line = Line(window, together)
+        self.ends = Channel(window, together)
         self.epoch = self.begun = 0
         self.sizes: list[int] = []
         self.arrived: deque[Message] = deque()
@@ -241,7 +241,7 @@ class Traffic(RuleBasedStateMachine):
         self.kept: list[tuple[Any, int, int, int]] = []
 
     def arrive(self) -> None:
-        self.arrived += self.line.arrivals()
+        self.arrived += self.ends.arrivals()
         waiting = sum(each.header.kind in ITEMS and each.header.epoch == self.begun for each in self.arrived)
         # Buffered small items are sent before a large one, which then needs another message.
         assert waiting <= self.window + (self.together > 1)
@@ -251,17 +251,17 @@ class Traffic(RuleBasedStateMachine):
     @rule(sizes=st.lists(Size, min_size=1, max_size=20))
     def put(self, sizes: list[int]) -> None:
         for size in sizes:
-            if self.line.outlet.is_full or self.told_end:
+            if self.ends.sender.is_full or self.told_end:
                 return
-            self.line.outlet.put(made(self.begun, len(self.sizes), size))
+            self.ends.sender.put(made(self.begun, len(self.sizes), size))
             self.sizes.append(size)
             self.arrive()
 
     @rule()
     def say_the_end(self) -> None:
-        if not self.told_end and not self.line.outlet.is_full:
+        if not self.told_end and not self.ends.sender.is_full:
             self.told_end = True
-            self.line.outlet.send(Kind.END)
+            self.ends.sender.send(Kind.END)
             self.arrive()
 
     @rule(count=st.integers(1, 10))
@@ -270,11 +270,11 @@ class Traffic(RuleBasedStateMachine):
             message = self.arrived.popleft()
             if message.header.epoch != self.epoch:
                 assert message.header.epoch < self.epoch
-                self.line.inlet.drop(message)
+                self.ends.receiver.drop(message)
             elif message.header.kind == Kind.END:
                 assert self.number == len(self.sizes)
             else:
-                for item in taken(self.line.inlet, message):
+                for item in taken(self.ends.receiver, message):
                     check(item, self.epoch, self.number, self.sizes[self.number])
                     self.kept.append((item, self.epoch, self.number, self.sizes[self.number]))
                     self.number += 1
@@ -287,13 +287,13 @@ class Traffic(RuleBasedStateMachine):
 
     @rule()
     def credit(self) -> None:
-        self.line.inlet.credit()
+        self.ends.receiver.credit()
 
     @rule()
     def listen(self) -> None:
-        self.line.outlet.receive_requests()
-        while self.line.outlet.requests:
-            self.line.outlet.begin(self.line.outlet.requests.popleft()[0])
+        self.ends.sender.receive_requests()
+        while self.ends.sender.requests:
+            self.ends.sender.begin(self.ends.sender.requests.popleft()[0])
             self.begun += 1
             self.sizes, self.told_end = [], False
 
@@ -302,7 +302,7 @@ class Traffic(RuleBasedStateMachine):
     def begin_another_epoch(self) -> None:
         self.epoch += 1
         self.number = 0
-        begin(self.line.inlet, self.epoch, None)
+        begin(self.ends.receiver, self.epoch, None)
         self.check_what_is_kept()
 
     @rule()
@@ -311,26 +311,26 @@ class Traffic(RuleBasedStateMachine):
             check(*each)
 
     def teardown(self) -> None:
-        if not hasattr(self, "line"):
+        if not hasattr(self, "ends"):
             return
         try:
             self.check_what_is_kept()
             self.listen()
-            self.line.outlet.send(Kind.END)
+            self.ends.sender.send(Kind.END)
             self.arrive()
             self.take(len(self.arrived))
             if self.begun == self.epoch:
                 assert self.number == len(self.sizes)
             self.kept.clear()
-            self.line.inlet.credit()
-            self.line.outlet.receive_requests()
-            self.line.arrivals()  # abandoned items
-            pool, lender = self.line.outlet._pool, self.line.inlet._lender
-            free = {segment.number for segment in pool._free}
-            unsent = {segment.number for segment in pool._free if segment._descriptor is not None}  # of abandoned items
-            assert free == set(pool._segments) >= set(lender._memory) >= free - unsent
+            self.ends.receiver.credit()
+            self.ends.sender.receive_requests()
+            self.ends.arrivals()  # abandoned items
+            pool, lender = self.ends.sender.pool, self.ends.receiver.lender
+            free = {segment.number for segment in pool.free}
+            unsent = {segment.number for segment in pool.free if segment.descriptor is not None}  # of abandoned items
+            assert free == set(pool.segments) >= set(lender.memory) >= free - unsent
         finally:
-            self.line.close()
+            self.ends.close()
 
 
 TestTraffic = Traffic.TestCase
@@ -344,12 +344,12 @@ TestTraffic.settings = settings(BUSY, max_examples=50, stateful_step_count=30)
 @pytest.mark.parametrize("together", [1, 256])
 @pytest.mark.parametrize("window", [1, 5])
 def test_a_sender_that_gets_no_credit_stops(window: int, together: int, size: int) -> None:
-    with in_a_process(send, window, together, window=window) as (inlet, _):
-        begin(inlet, 1, [size] * 3000)
-        found = [following(inlet) for _ in range(window)]
-        begin(inlet, 2, [])  # it must read requests in between, and ends this epoch immediately
+    with in_a_process(send, window, together, window=window) as (receiver, _):
+        begin(receiver, 1, [size] * 3000)
+        found = [following(receiver) for _ in range(window)]
+        begin(receiver, 2, [])  # it must read requests in between, and ends this epoch immediately
         while found[-1].header.kind in ITEMS:
-            found.append(following(inlet))
+            found.append(following(receiver))
         assert window <= len(found) - 1 <= window + (together > 1)
         assert (found[-1].header.kind, found[-1].header.epoch) == (Kind.END, 2)
         if together == 1:
@@ -357,73 +357,73 @@ def test_a_sender_that_gets_no_credit_stops(window: int, together: int, size: in
 
 
 def test_small_items_share_messages_and_large_ones_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outlet, "TOGETHER_S", math.inf)
-    monkeypatch.setattr(outlet, "TICK_S", LIMIT_S)
-    with in_a_process(send, 5, 256) as (inlet, _):
-        begin(inlet, 1, [10] * 2000)
-        found = [following(inlet) for _ in range(5)]  # as many as arrive without credit
-        counts = [len(taken(inlet, message)) for message in found]
+    monkeypatch.setattr(sender_module, "TOGETHER_S", math.inf)
+    monkeypatch.setattr(sender_module, "TICK_S", LIMIT_S)
+    with in_a_process(send, 5, 256) as (receiver, _):
+        begin(receiver, 1, [10] * 2000)
+        found = [following(receiver) for _ in range(5)]  # as many as arrive without credit
+        counts = [len(taken(receiver, message)) for message in found]
         assert counts == [1, *[256] * 4]
-        while (message := current(inlet)).header.kind != Kind.END:
-            counts.append(len(taken(inlet, message)))
+        while (message := current(receiver)).header.kind != Kind.END:
+            counts.append(len(taken(receiver, message)))
         assert sum(counts) == 2000
-        begin(inlet, 2, [TOGETHER_BYTES] * 8)
-        while (message := current(inlet)).header.kind != Kind.END:
-            assert len(taken(inlet, message)) == 1
+        begin(receiver, 2, [TOGETHER_BYTES] * 8)
+        while (message := current(receiver)).header.kind != Kind.END:
+            assert len(taken(receiver, message)) == 1
 
 
 # the flushing thread
 
 
 def test_buffered_items_are_sent_while_the_pipeline_is_stuck(ticks: Ticks) -> None:
-    with line() as joined:
-        joined.outlet.put("first")
-        assert not joined.outlet.put("second")
-        assert not joined.outlet.put("third")
+    with open_channel() as ends:
+        ends.sender.put("first")
+        assert not ends.sender.put("second")
+        assert not ends.sender.put("third")
         ticks.tick(2)
-        assert [taken(joined.inlet, following(joined.inlet)) for _ in range(2)] == [["first"], ["second", "third"]]
-        assert not joined.outlet.put("fourth")  # the thread also watches the next ones
+        assert [taken(ends.receiver, following(ends.receiver)) for _ in range(2)] == [["first"], ["second", "third"]]
+        assert not ends.sender.put("fourth")  # the thread also watches the next ones
         ticks.tick(2)
-        assert taken(joined.inlet, following(joined.inlet)) == ["fourth"]
+        assert taken(ends.receiver, following(ends.receiver)) == ["fourth"]
 
 
 def test_items_waiting_for_credit_are_sent_once_there_is_some(ticks: Ticks) -> None:
-    with line(window=2) as joined:
-        joined.outlet.put("first")
-        joined.outlet.put("second")
-        joined.outlet.put("third")
-        joined.outlet.put(np.zeros(TOGETHER_BYTES))  # the small ones go first
-        assert joined.outlet.is_full
-        joined.outlet.put("fourth")
+    with open_channel(window=2) as ends:
+        ends.sender.put("first")
+        ends.sender.put("second")
+        ends.sender.put("third")
+        ends.sender.put(np.zeros(TOGETHER_BYTES))  # the small ones go first
+        assert ends.sender.is_full
+        ends.sender.put("fourth")
         ticks.tick(1)
-        while joined.outlet._has_waiting.is_set():  # until the thread has noticed that it must wait
+        while ends.sender.has_waiting.is_set():  # until the thread has noticed that it must wait
             time.sleep(1e-3)
-        found = joined.arrivals()
+        found = ends.arrivals()
         assert len(found) == 3
         for message in found:
-            taken(joined.inlet, message)
-        joined.inlet.credit()
-        joined.outlet.wait()
-        assert joined.items() == ["fourth"]
+            taken(ends.receiver, message)
+        ends.receiver.credit()
+        ends.sender.wait()
+        assert ends.items() == ["fourth"]
 
 
 def test_a_failed_flush_loses_nothing(ticks: Ticks, monkeypatch: pytest.MonkeyPatch) -> None:
     failures = iter(range(3))
-    with line() as joined:
-        take = joined.outlet._pool.take
+    with open_channel() as ends:
+        take = ends.sender.pool.take
 
         def take_or_fail(size: int) -> Any:
             if next(failures, None) is not None:
                 raise OSError(errno.ENOMEM, "no memory")
             return take(size)
 
-        monkeypatch.setattr(joined.outlet._pool, "take", take_or_fail)
-        joined.outlet.put("first")
+        monkeypatch.setattr(ends.sender.pool, "take", take_or_fail)
+        ends.sender.put("first")
         for number in range(3):  # too much for the socket
-            joined.outlet.put(bytes([number]) * INLINE)
+            ends.sender.put(bytes([number]) * INLINE)
         ticks.tick(1 + 3 + 1)
-        assert taken(joined.inlet, following(joined.inlet)) == ["first"]
-        assert taken(joined.inlet, following(joined.inlet)) == [bytes([number]) * INLINE for number in range(3)]
+        assert taken(ends.receiver, following(ends.receiver)) == ["first"]
+        assert taken(ends.receiver, following(ends.receiver)) == [bytes([number]) * INLINE for number in range(3)]
         assert next(failures, None) is None
 
 
@@ -433,33 +433,33 @@ def test_a_failed_flush_loses_nothing(ticks: Ticks, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("size", [0, 1, INLINE - 1, INLINE, INLINE + 1, 5_000_000])
 def test_messages_without_items_of_any_size(size: int) -> None:
     payload = Serializer().pack(random.Random(size).randbytes(size))[0]
-    with line() as joined:
+    with open_channel() as ends:
         for _ in range(3):
-            joined.outlet.send(Kind.ERROR, b"".join(payload))
-            (message,) = joined.arrivals()
+            ends.sender.send(Kind.ERROR, b"".join(payload))
+            (message,) = ends.arrivals()
             assert message.header.kind == Kind.ERROR
-            assert joined.inlet.body(message) == random.Random(size).randbytes(size)
-            joined.inlet.credit()
-            joined.outlet.receive_requests()
-        assert len(joined.outlet._pool._segments) == (size > INLINE - 100)
+            assert ends.receiver.body(message) == random.Random(size).randbytes(size)
+            ends.receiver.credit()
+            ends.sender.receive_requests()
+        assert len(ends.sender.pool.segments) == (size > INLINE - 100)
 
 
 def test_a_command_has_as_many_messages_as_it_needs() -> None:
-    with line() as joined:
+    with open_channel() as ends:
         for size in range(COMMAND_BYTES - 100, COMMAND_BYTES + 100, 7):
             payload = random.Random(size).randbytes(size)
-            request(joined.inlet, payload)
-            joined.outlet.receive_requests()
-            assert joined.outlet.requests.popleft()[1] == payload
-        messages = joined.inlet.pack_request(payload := random.Random(1).randbytes(3 * COMMAND_BYTES))
+            request(ends.receiver, payload)
+            ends.sender.receive_requests()
+            assert ends.sender.requests.popleft()[1] == payload
+        messages = ends.receiver.pack_request(payload := random.Random(1).randbytes(3 * COMMAND_BYTES))
         assert max(map(len, messages)) == COMMAND_BYTES
         for message in messages:
-            assert not joined.outlet.requests
-            assert joined.inlet.send_command(message)
-            joined.outlet.receive_requests()
-        assert joined.outlet.requests.popleft()[1] == payload
+            assert not ends.sender.requests
+            assert ends.receiver.send_command(message)
+            ends.sender.receive_requests()
+        assert ends.sender.requests.popleft()[1] == payload
         with pytest.raises((pickle.PicklingError, AttributeError)):
-            joined.inlet.pack_request(lambda: 0)
+            ends.receiver.pack_request(lambda: 0)
 
 
 # changes to an item after it was put
@@ -467,17 +467,17 @@ def test_a_command_has_as_many_messages_as_it_needs() -> None:
 
 @pytest.mark.usefixtures("ticks")
 def test_a_small_sample_can_be_changed_after_it_was_put() -> None:
-    with line() as joined:
-        joined.outlet.put({"n": 0})
+    with open_channel() as ends:
+        ends.sender.put({"n": 0})
         sample: dict[str, Any] = {"n": 1, "txt": "a"}
         for number in (1, 2):
             sample["n"] = number
-            joined.outlet.put(sample)
+            ends.sender.put(sample)
         sample["n"], sample["txt"] = 3, [0]  # joins the others, in their order
-        joined.outlet.put(sample)
+        ends.sender.put(sample)
         sample["txt"][0] = 9
-        joined.outlet.send(Kind.END)
-        found = [item for each in joined.arrivals()[:-1] for item in taken(joined.inlet, each)]
+        ends.sender.send(Kind.END)
+        found = [item for each in ends.arrivals()[:-1] for item in taken(ends.receiver, each)]
         assert found == [{"n": 0}, {"n": 1, "txt": "a"}, {"n": 2, "txt": "a"}, {"n": 3, "txt": [0]}]
 
 
@@ -486,8 +486,8 @@ def test_a_small_sample_can_be_changed_after_it_was_put() -> None:
     "size", [10, APART - 1, APART, TOGETHER_BYTES - 200, TOGETHER_BYTES, TOGETHER_BYTES + 1, 10**6]
 )
 def test_an_item_can_be_changed_after_it_was_put(size: int) -> None:
-    with line(window=20) as joined:
-        joined.outlet.put("first")  # the next one may be buffered
+    with open_channel(window=20) as ends:
+        ends.sender.put("first")  # the next one may be buffered
         array, tensor, data = (
             np.full(size, 1, np.uint8),
             torch.full((size,), 2, dtype=torch.uint8),
@@ -495,14 +495,14 @@ def test_an_item_can_be_changed_after_it_was_put(size: int) -> None:
         )
         parts: list[Any] = [array, tensor, data]
         for part in parts:
-            joined.outlet.put(part)
-        joined.outlet.put(parts)
+            ends.sender.put(part)
+        ends.sender.put(parts)
         array[:], data[:] = 9, bytes([9]) * size
         tensor.fill_(9)
         parts.clear()
-        joined.outlet.send(Kind.END)
-        found = [each for each in joined.arrivals() if each.header.kind in ITEMS]
-        got = [item for message in found for item in taken(joined.inlet, message)]
+        ends.sender.send(Kind.END)
+        found = [each for each in ends.arrivals() if each.header.kind in ITEMS]
+        got = [item for message in found for item in taken(ends.receiver, message)]
         assert len(got) == 5
         for one, again, value in zip(got[1:4], got[4], (1, 2, 3), strict=True):
             assert raw(one) == raw(again) == bytes([value]) * size
@@ -517,12 +517,12 @@ def memory_maps() -> int:
 
 def test_a_reader_that_keeps_hundreds_of_items_gets_separate_copies() -> None:
     before, window = memory_maps(), 4
-    with in_a_process(send, window, 256, window=window) as (inlet, _):
+    with in_a_process(send, window, 256, window=window) as (receiver, _):
         for epoch in (1, 2):  # the second reader keeps as many as the first, which are still held
-            begin(inlet, epoch, [2 * APART] * 400)
+            begin(receiver, epoch, [2 * APART] * 400)
             kept = []
-            while (message := current(inlet)).header.kind != Kind.END:
-                kept += taken(inlet, message)
+            while (message := current(receiver)).header.kind != Kind.END:
+                kept += taken(receiver, message)
                 assert memory_maps() - before <= MAX_LENT + window + 5
             for number in range(0, 400, 7):
                 data = kept[number]["data"]
@@ -534,11 +534,11 @@ def test_a_reader_that_keeps_hundreds_of_items_gets_separate_copies() -> None:
                     check(item, epoch, number, 2 * APART)
         del kept, item, data, array
         assert memory_maps() - before <= MAX_LENT + window + 5
-        begin(inlet, 3, [2 * APART] * 50)
-        while (message := current(inlet)).header.kind != Kind.END:
-            taken(inlet, message)
-        begin(inlet, 4, [])
-        assert current(inlet).header.kind == Kind.END
+        begin(receiver, 3, [2 * APART] * 50)
+        while (message := current(receiver)).header.kind != Kind.END:
+            taken(receiver, message)
+        begin(receiver, 4, [])
+        assert current(receiver).header.kind == Kind.END
         assert memory_maps() - before <= 2 * window + 10  # the others were dropped
 
 
@@ -551,21 +551,21 @@ def test_a_sender_killed_at_any_moment_leaves_whole_messages_and_then_the_end() 
     for _ in range(10):
         sizes = [rng.choice([10, 100, INLINE, APART, 3 * APART, 500_000]) for _ in range(400)]
         kept: list[Any] = []
-        with in_a_process(send, 20, 256, window=20) as (inlet, pid):
-            begin(inlet, 1, sizes)
+        with in_a_process(send, 20, 256, window=20) as (receiver, pid):
+            begin(receiver, 1, sizes)
             with pytest.raises(EOFError):
-                read_and_kill(inlet, pid, rng.randrange(60), sizes, kept)
+                read_and_kill(receiver, pid, rng.randrange(60), sizes, kept)
             with pytest.raises(EOFError):
-                inlet.receive()
+                receiver.receive()
             os.waitpid(pid, 0)
         for number, item in enumerate(kept):  # after both ends have closed
             check(item, 1, number, sizes[number])
 
 
-def read_and_kill(inlet: Receiver, pid: int, victim: int, sizes: list[int], kept: list[Any]) -> None:
+def read_and_kill(receiver: Receiver, pid: int, victim: int, sizes: list[int], kept: list[Any]) -> None:
     """Read to the end, and kill the sender after some item."""
-    while (message := following(inlet)).header.kind != Kind.END:
-        for item in taken(inlet, message):
+    while (message := following(receiver)).header.kind != Kind.END:
+        for item in taken(receiver, message):
             check(item, 1, len(kept), sizes[len(kept)])
             kept.append(item)
             if len(kept) == victim:
@@ -582,17 +582,17 @@ def test_items_of_a_killed_process_arrive_even_if_it_never_read() -> None:
         os.write(sent, b"!")
         time.sleep(LIMIT_S)
 
-    with in_a_process(run) as (inlet, pid):
-        request(inlet, [])  # it never reads these
-        check(taken(inlet, following(inlet))[0], 0, 0, 2 * APART)
-        inlet.credit()
+    with in_a_process(run) as (receiver, pid):
+        request(receiver, [])  # it never reads these
+        check(taken(receiver, following(receiver))[0], 0, 0, 2 * APART)
+        receiver.credit()
         os.read(all_sent, 1)
         psutil.Process(pid).kill()
         os.waitpid(pid, 0)
         for number in range(1, 5):
-            check(taken(inlet, following(inlet))[0], 0, number, 2 * APART)
+            check(taken(receiver, following(receiver))[0], 0, number, 2 * APART)
         with pytest.raises(EOFError):
-            inlet.receive()
+            receiver.receive()
     os.close(all_sent)
     os.close(sent)
 
@@ -600,44 +600,44 @@ def test_items_of_a_killed_process_arrive_even_if_it_never_read() -> None:
 @pytest.mark.usefixtures("ticks")
 @pytest.mark.parametrize("act", ["put", "say", "wait", "listen", "put an array"])
 def test_a_sender_learns_that_its_reader_is_gone(act: str) -> None:
-    with line() as joined:
-        joined.outlet.put("first")
-        joined.outlet.put("second")
-        joined.inlet.close()
+    with open_channel() as ends:
+        ends.sender.put("first")
+        ends.sender.put("second")
+        ends.receiver.close()
         acts: dict[str, Callable[[], object]] = {
-            "put": lambda: [joined.outlet.put(bytes(INLINE)) for _ in range(40)],
-            "say": lambda: joined.outlet.send(Kind.END),
-            "wait": lambda: joined.outlet.wait(),
-            "listen": lambda: joined.outlet.receive_requests(),
-            "put an array": lambda: joined.outlet.put(np.zeros(TOGETHER_BYTES)),
+            "put": lambda: [ends.sender.put(bytes(INLINE)) for _ in range(40)],
+            "say": lambda: ends.sender.send(Kind.END),
+            "wait": lambda: ends.sender.wait(),
+            "listen": lambda: ends.sender.receive_requests(),
+            "put an array": lambda: ends.sender.put(np.zeros(TOGETHER_BYTES)),
         }
         with pytest.raises(ReceiverGone):
             acts[act]()
 
 
 def test_closing_wakes_both_ends() -> None:
-    with in_a_process(send, 5, 256) as (inlet, pid):
-        begin(inlet, 1, [2 * APART] * 100)
-        check(taken(inlet, following(inlet))[0], 1, 0, 2 * APART)
-        inlet.cut()
+    with in_a_process(send, 5, 256) as (receiver, pid):
+        begin(receiver, 1, [2 * APART] * 100)
+        check(taken(receiver, following(receiver))[0], 1, 0, 2 * APART)
+        receiver.cut()
         with pytest.raises(EOFError):
-            read_and_kill(inlet, pid, -1, [2 * APART] * 100, [None])
+            read_and_kill(receiver, pid, -1, [2 * APART] * 100, [None])
         assert os.waitpid(pid, 0)[1] == 0
-        inlet.cut()  # again, without a peer
-        request(inlet, [])
-        inlet.credit()
+        receiver.cut()  # again, without a peer
+        request(receiver, [])
+        receiver.credit()
 
 
 def test_too_many_open_files_are_named_and_not_mistaken_for_the_end() -> None:
-    with line() as joined:
-        joined.outlet.put(np.zeros(APART))
+    with open_channel() as ends:
+        ends.sender.put(np.zeros(APART))
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         lowest = os.dup(0)
         os.close(lowest)
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
             with pytest.raises(OSError, match=r"too many open files .*ulimit"):
-                joined.arrivals()
+                ends.arrivals()
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
@@ -645,11 +645,11 @@ def test_too_many_open_files_are_named_and_not_mistaken_for_the_end() -> None:
 @pytest.mark.usefixtures("nothing_left")
 def test_both_ends_release_their_descriptors_while_items_are_kept() -> None:
     before = len(os.listdir("/proc/self/fd"))
-    with line(window=30) as joined:
+    with open_channel(window=30) as ends:
         for number in range(20):
-            joined.outlet.put(made(0, number, 2 * APART))
-        joined.outlet.flush()
-        kept = joined.items()
+            ends.sender.put(made(0, number, 2 * APART))
+        ends.sender.flush()
+        kept = ends.items()
         assert len(os.listdir("/proc/self/fd")) == before + 2
     for number, item in enumerate(kept):
         check(item, 0, number, 2 * APART)
