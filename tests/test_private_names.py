@@ -77,7 +77,7 @@ TABLE = [
     ),
     Adapted(
         {"_list_connected_datapipes": "torch.utils.data.graph:_list_connected_datapipes"},
-        ("datapipes/__init__.py",),
+        ("datapipes/traversal.py",),
         "the traversal of a pipeline, which two threads must not do at once",
     ),
     Adapted(
@@ -106,7 +106,7 @@ TABLE = [
     ),
     Adapted(
         {"_apply_fn": "torch.utils.data.datapipes.iter:Collator([])"},
-        ("loading/torchdata_patches/",),
+        ("pipes/foreign_iteration.py", "pipes/inspection.py"),
         "the batch that torch's .collate() refuses",
     ),
     Adapted({"_utils": "torch._utils:ExceptionWrapper"}, ("loading/transport/serialization.py",), "sent exceptions"),
