@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
+from wds_datapipes.shards.held_samples import NONE_AWAITED, Awaited, ItemCounter
 from wds_datapipes.shards.packed_rows import pack_rows
 from wds_datapipes.shards.position import SamplePosition, pack_positions, rows_of
 
@@ -154,7 +155,61 @@ T = TypeVar("T")
 _END = object()
 
 
-class SampleBuffer:
+class HeldSamples:
+    """The samples that a stage holds back between two items: where they are, and how it finds them again to resume.
+
+    Args:
+        waiting: the positions in a loaded state, in the order of the buffer.
+
+    Attributes:
+        waiting: the positions of the buffered samples.
+        awaited: the samples that later stages have buffered; when these are read again, they bypass the buffer.
+        at: the position of the (first) sample of the last item that the stage has yielded.
+        is_ambiguous: whether two successive samples have the same position, which then does not identify a sample.
+    """
+
+    def __init__(self, waiting: Iterable[SamplePosition] = ()) -> None:
+        self.waiting = PositionBuffer(waiting)
+        self.awaited: Awaited = NONE_AWAITED
+        self.at = SamplePosition(-1, 0, 0)
+        self.is_ambiguous = False
+
+    def contents(self) -> BufferContents | list[list[int]] | str:
+        """Return the current positions of the buffered samples, for a state."""
+        return self.waiting.contents()
+
+    def find(
+        self, items: Iterator[T], position: Callable[[], SamplePosition] | None
+    ) -> Generator[T, None, list[tuple[SamplePosition, bool, T]]]:
+        """Read the buffered samples, which are the next ones in any order; yield those that later stages have buffered.
+
+        The error policies of earlier stages may skip some, and a new one is then read to find that out.
+
+        Returns:
+            list: the position of each sample, whether it is new, and the sample, in the order of the buffer.
+        """
+        if position is None:
+            return []
+        missing = {at.identity: slot for slot, at in enumerate(self.waiting)}
+        pending = ItemCounter(again=self.awaited)
+        found: list[Any] = [None] * len(missing)
+        item: Any
+        while (missing or pending.has_pending) and (item := next(items, _END)) is not _END:
+            at = position()
+            slot = missing.pop(at.identity, -1)
+            if slot >= 0:
+                found[slot] = at, False, item
+            elif pending.is_repeat(position):
+                self.at = at
+                yield item
+            else:
+                found.append((at, True, item))
+                break
+            del item
+        return [each for each in found if each is not None]
+
+
+class SampleBuffer(HeldSamples):
     """The positions of the samples that a stage has read but not yielded, in the order of reading.
 
     It suits stages whose buffer is the same again after they read only these samples in this order. Such a stage needs
@@ -165,20 +220,15 @@ class SampleBuffer:
         cut: the number of tokens in that state.
 
     Attributes:
-        waiting: the positions of the buffered samples.
-        at: the position of the last item that the stage has yielded: that of its first sample.
         again: the number of buffered samples to read again after the current one; -1 if the current sample is new.
         unread: the positions of samples of the source that `read` has not yielded yet.
         cut: the number of tokens already yielded of the last buffered sample, while others have no row yet.
-        is_ambiguous: whether two successive samples have the same position, which then does not identify a sample.
     """
 
     def __init__(self, again: Iterable[SamplePosition] = (), cut: int = 0) -> None:
-        self.waiting = PositionBuffer(again)
+        super().__init__(again)
         self.cut = cut
-        self.at = SamplePosition(-1, 0, 0)
         self.again = -1
-        self.is_ambiguous = False
         self.unread: list[SamplePosition] = []
         self._numbers: list[int] = []
         self._next = 0
@@ -194,7 +244,9 @@ class SampleBuffer:
         """
         items = iter(source)
         self._position = position
-        found = [] if position is None else self._find(items, position)
+        found = (yield from self.find(items, position))[::-1]
+        if self.cut and self.waiting.positions[-1].identity not in {at.identity for at, _, _ in found}:
+            self.cut = 0  # the sample that was cut was skipped
         # They are added again. Some are new if the error policies of earlier stages have skipped others.
         self.unread, self.waiting = [at for at, _, _ in found], PositionBuffer()
         new = sum(is_new for _, is_new, _ in found)
@@ -245,24 +297,6 @@ class SampleBuffer:
             self.remove(self._numbers[-1:])
         if self._at is not None:
             self.at = self._at._replace(route=(*self._at.route, start))
-
-    def _find(self, items: Iterator[T], position: Callable[[], SamplePosition]) -> list[tuple[SamplePosition, bool, T]]:
-        """Return the buffered samples, which are the next ones in any order, with their positions, last ones first.
-
-        A new item follows them if it was read to find out that some of them were skipped.
-        """
-        missing = {at.identity: slot for slot, at in enumerate(self.waiting)}
-        found: list[Any] = [None] * len(missing)
-        while missing and (item := next(items, _END)) is not _END:
-            at = position()
-            slot = missing.pop(at.identity, -1)
-            if slot < 0:
-                found.append((at, True, item))
-                break
-            found[slot] = at, False, item
-        if self.cut and len(self.waiting) - 1 in missing.values():
-            self.cut = 0  # the sample that was cut was skipped
-        return [each for each in reversed(found) if each is not None]
 
     def _locate(self, item: T) -> T:
         if self._position is not None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from random import Random
 from typing import Any, TypeVar
 
-from wds_datapipes.samples.position_buffer import BufferContents, PositionBuffer
-from wds_datapipes.shards.held_samples import NONE_AWAITED, Awaited, ItemCounter
+from wds_datapipes.samples.position_buffer import HeldSamples, PositionBuffer
 from wds_datapipes.shards.position import SamplePosition
 
 T = TypeVar("T")
@@ -19,29 +18,18 @@ BUFFER_SIZE = 1000
 _END = object()
 
 
-class ShuffleState:
+class ShuffleState(HeldSamples):
     """Resume state of a shuffle.
 
     Attributes:
-        at: the position of the last item yielded.
-        waiting: the positions of the buffered items, in the order of the buffer.
-        again: the items that later stages have buffered; when these are read again, they bypass the buffer.
         draws: the number of random numbers drawn.
         room: the capacity of the buffer, in items.
-        is_ambiguous: whether two successive items have the same position, which then does not identify an item.
     """
 
     def __init__(self, room: int, waiting: Iterable[SamplePosition] = ()) -> None:
-        self.at = SamplePosition(-1, 0, 0)
-        self.waiting = PositionBuffer(waiting)
-        self.again: Awaited = NONE_AWAITED
+        super().__init__(waiting)
         self.draws = 0
         self.room = room
-        self.is_ambiguous = False
-
-    def contents(self) -> BufferContents:
-        """Return the current positions of the buffered items, for a state."""
-        return self.waiting.contents()
 
 
 def shuffle_samples(
@@ -70,8 +58,11 @@ def shuffle_samples(
     items: Iterator[Any] = iter(source)
     buffer: list[T] = []
     at: SamplePosition | None = None
-    if state.draws or state.waiting or state.again:
-        buffer = yield from _refill_buffer(items, state, position)
+    if state.draws or state.waiting or state.awaited:
+        found = yield from state.find(items, position)
+        state.waiting = PositionBuffer(at for at, _, _ in found)
+        buffer = [item for _, _, item in found]
+        del found
         for _ in range(state.draws):
             rng.random()
     waiting = state.waiting
@@ -104,37 +95,6 @@ def shuffle_samples(
         if position is not None:
             state.at = waiting.take(index)
         yield _take(buffer, index)
-
-
-def _refill_buffer(
-    items: Iterator[Any], state: ShuffleState, position: Callable[[], SamplePosition] | None
-) -> Generator[T, None, list[T]]:
-    """Read the buffered items again and return them; yield those that later stages have buffered.
-
-    The error policies of earlier stages may skip some, and a new item is then read to find that out.
-    """
-    missing = {waiting.identity: slot for slot, waiting in enumerate(state.waiting)}
-    pending = ItemCounter(again=state.again)
-    buffer: list[Any] = [_END] * len(missing)
-    new: list[tuple[Any, SamplePosition]] = []
-    while (missing or pending.has_pending) and not new:
-        item: Any = next(items, _END)
-        if item is _END:
-            break
-        at = position() if position is not None else SamplePosition(-1, 0, 0)
-        slot = missing.pop(at.identity, None)
-        if slot is not None:
-            buffer[slot] = item
-        elif position is not None and pending.is_repeat(position):
-            state.at = at
-            yield item
-        else:
-            new.append((item, at))
-    if missing or new:
-        found = [pair for pair in zip(buffer, state.waiting, strict=True) if pair[0] is not _END]
-        buffer = [item for item, _ in (*found, *new)]
-        state.waiting = PositionBuffer(at for _, at in (*found, *new))
-    return buffer
 
 
 def _take(items: list[T], index: int) -> T:

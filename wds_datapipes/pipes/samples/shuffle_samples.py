@@ -92,5 +92,5 @@ class SampleShuffler(SeededStage, BufferingStage[Sample]):
     ) -> ShuffleState:
         loaded = ShuffleState(state.get("room", self.initial if self._enabled else 1), waiting)
         loaded.draws = operator.index(state.get("draws", 0))
-        loaded.again = again
+        loaded.awaited = again
         return loaded
