@@ -20,7 +20,7 @@ from wds_datapipes.errors import MissingDependencyError
 from wds_datapipes.extras import DATALOADER2, NODES
 from wds_datapipes.io.file_systems import FILE_SYSTEMS
 from wds_datapipes.testing import check_resume
-from wds_datapipes.tools.cli.plan import draw
+from wds_datapipes.tools.plan.figures import draw
 from wds_datapipes.tools.prepare.sources.imagenet import find_imagenet
 
 SOURCES = Path(wds_datapipes.__file__).parent

@@ -13,7 +13,6 @@ from typing import Annotated, Any
 from cyclopts import Group, Parameter, Token
 
 from wds_datapipes.errors import StaleSidecarError, plural
-from wds_datapipes.extras import require
 from wds_datapipes.index.format.index_lookup import indexed_shards
 from wds_datapipes.index.format.manifest import Manifest, read_manifest
 from wds_datapipes.index.format.options import HELD_BYTES, AccessOptions
@@ -25,6 +24,7 @@ from wds_datapipes.tools.cli.messages import WrongUse
 from wds_datapipes.tools.cli.options.read import STORE, StoreArguments
 from wds_datapipes.tools.cli.options.values import FileOrUrl, metavar, parse_bytes, parse_pairs, wrong_use
 from wds_datapipes.tools.cli.printing import print_json, print_table
+from wds_datapipes.tools.plan.figures import FIGURES, draw, row_of
 from wds_datapipes.tools.plan.training_run import RunPlan, RunShape, plan_run
 
 RUN, ORDER = Group("Run", sort_key=6), Group("Order", sort_key=7)
@@ -32,14 +32,6 @@ RUN, ORDER = Group("Run", sort_key=6), Group("Order", sort_key=7)
 WILD = re.compile(r"[{*?\[]|/$")
 #: What ``--compare`` can vary.
 COMPARED = ("lanes", "window_shards", "open_shards", "read_ahead", "cache_bytes", "hosts", "num_workers", "order")
-#: The figures of the table and of the plot, with their titles.
-FIGURES = {
-    "opens_per_sample": "opens per sample",
-    "shards_per_host": "shards per host",
-    "shards_per_batch": "shards per batch",
-    "bytes_per_epoch": "bytes of the last epoch",
-    "hit_rates": "hits",
-}
 
 
 def bytes_of(text: str) -> int | None:
@@ -121,7 +113,10 @@ def plan(
     else:
         print_plan(options, plans[0], price)
     if plot:
-        draw(plot, names, plans)
+        try:
+            draw(plot, names, plans)
+        except (OSError, ValueError) as error:
+            raise WrongUse(f"--plot {plot}: {error}") from None
     for name, each in zip(names, plans, strict=True):
         for warning in each.warnings if not json else ():
             sys.stdout.write(f"Warning: {name}{': ' if name else ''}{warning}\n")
@@ -161,18 +156,6 @@ def variants(shape: RunShape, compare: Sequence[str]) -> list[tuple[RunShape, di
     return found
 
 
-def row_of(name: str, found: RunPlan) -> tuple[str, ...]:
-    """Return a row of the table of plans."""
-    return (
-        name,
-        f"{found.opens_per_sample:.4g}",
-        f"{found.shards_per_host[1]:,}",
-        f"{found.shards_per_batch:,}",
-        human_bytes(found.bytes_per_epoch[-1]),
-        f"{found.hit_rates[-1]:.1%}" if found.hit_rates else "-",
-    )
-
-
 def print_plan(shape: RunShape, found: RunPlan, price: float) -> None:
     """Print the figures of a plan."""
     requests = found.requests_per_s / shape.steps_per_s * found.steps
@@ -198,27 +181,3 @@ def print_plan(shape: RunShape, found: RunPlan, price: float) -> None:
     ]
     print_table(rows)
     sys.stdout.write(f"{plural(len(found.warnings), 'warning')}\n")
-
-
-def draw(path: str, names: Sequence[str], plans: Sequence[RunPlan]) -> None:
-    """Draw the figures of some plans, one below the other."""
-    pyplot: Any = require("matplotlib.pyplot", extra="plot", purpose="draw plans")
-    pyplot.switch_backend("agg")
-    shown = {name: title for name, title in FIGURES.items() if name != "hit_rates" or plans[0].hit_rates}
-    figure, axes = pyplot.subplots(1, len(shown), figsize=(2.2 * len(shown) + 2, 0.4 * len(names) + 1.2), sharey=True)
-    texts = list(zip(*(row_of("", each)[1:] for each in plans), strict=True))
-    for axis, (name, title), labels in zip(axes, shown.items(), texts, strict=False):
-        values = [getattr(each, name) for each in plans]
-        bars = axis.barh(names, [value[-1] if isinstance(value, tuple) else value for value in values])
-        axis.bar_label(bars, labels, padding=2)
-        axis.set_title(title, fontsize="medium", loc="left")
-        axis.margins(x=0.3)
-        axis.tick_params(bottom=False, labelbottom=False, left=False)
-        axis.spines[:].set_visible(False)
-    axes[0].invert_yaxis()
-    try:
-        figure.savefig(path, bbox_inches="tight", dpi=150)
-    except (OSError, ValueError) as error:
-        raise WrongUse(f"--plot {path}: {error}") from None
-    finally:
-        pyplot.close(figure)

@@ -71,8 +71,8 @@ class PlannedCache:
         self._passes.begin_after(self._uses)
         self._queue = [(self._passes.priority(copy), shard) for shard, copy in self._copies.items()]
         heapify(self._queue)
-        for copy in self._copies.values():
-            copy.pins = 0
+        for each in self._copies.values():
+            each.pins = 0
         opened = defaultdict[int, LeastRecentlyUsed[int, PlannedCopy | None]](
             lambda: LeastRecentlyUsed(self._open_shards, lambda _, copy: self._unpin(copy))
         )
@@ -89,8 +89,9 @@ class PlannedCache:
                     own.use(shard)
                     continue
                 own.make_space()  # before another one is opened
-                copy = self._copies.get(shard)
-                if copy is None and (copy := self._add(shard)) is not None:
+                cached = self._copies.get(shard)
+                copy = cached or self._add(shard)
+                if copy is not cached:
                     downloads.append(shard)
                 if copy is None:
                     unstored.add(shard)
