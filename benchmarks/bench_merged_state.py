@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from wds_datapipes import ShardList, merge_states
+from wds_datapipes.epoch import Epoch
 from wds_datapipes.loading.checkpoint.format import STATE, Checkpoint, WorkerState, checkpoints_in, state_of
 from wds_datapipes.loading.checkpoint.resharding import state_of_rank
 from wds_datapipes.pipes.state.description import descriptions
@@ -83,7 +84,7 @@ def main() -> None:
         args.ranks = 8
     ranks, workers, pipe = args.ranks, args.workers, pipeline(args.buffer)
     parts = [make_part(seed, args.buffer) for seed in range(BUFFERS)]
-    facts: dict[str, Any] = {"seed": 1, "epoch": 0, "first": 1, "next": 2, "ranks": ranks}
+    facts: dict[str, Any] = {"epoch": Epoch(1, 0, 1, 2), "ranks": ranks}
     facts |= {"stages": descriptions(pipe), "workers": workers}
     own = [[parts[(rank * workers + worker) % BUFFERS] for worker in range(workers)] for rank in range(ranks)]
     states = [state_of([Checkpoint(rank=rank, parts=own[rank], **facts)]) for rank in range(ranks)]

@@ -93,12 +93,12 @@ class ReceivedEpochs(NamedTuple):
         )
 
 
-def received_by_all(records: Sequence[Rows]) -> Rows:
+def received_by_all(records: Sequence[ReceivedEpochs]) -> ReceivedEpochs:
     """Return the record of several loops; if they differ, it says that the steps are unknown."""
-    first, *others = map(ReceivedEpochs.of, records)
+    first, *others = records
     if all(each == first for each in others):
-        return first.rows
-    return ReceivedEpochs().begin(first.rows[0][0]).leave(UNKNOWN).begin(first.rows[-1][0] + first.rows[-1][1] - 1).rows
+        return first
+    return ReceivedEpochs().begin(first.rows[0][0]).leave(UNKNOWN).begin(first.rows[-1][0] + first.rows[-1][1] - 1)
 
 
 #: The record of a run that has not begun.

@@ -19,6 +19,7 @@ from state_targets import loader, packed, states
 
 from wds_datapipes.codecs.images import ImageDecoder
 from wds_datapipes.codecs.media import AudioDecoder
+from wds_datapipes.epoch import Epoch
 from wds_datapipes.errors import CacheError, CorruptSidecarError, EncodeError, ReadLimitError, SpecError, StateError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.remote.retry import retry_after
@@ -243,8 +244,8 @@ PACKED += (head(20, 3, 512), head(20, 4, 1, more=b"\xff" * 2000), packed(b"\x01"
 @pytest.mark.parametrize(
     "change",
     [
-        {"epoch": "1"},
-        {"first": 1 << 70},
+        {"epoch": Epoch(number="1")},  # type: ignore[arg-type]
+        {"epoch": Epoch(first=1 << 70)},
         {"ranks": 10**12},
         {"stages": [1]},
         {"parts": []},

@@ -18,7 +18,7 @@ from torchdata.datapipes.iter import IterableWrapper
 
 from wds_datapipes import ShardReadingService, StatefulShards
 from wds_datapipes.datapipes import torchdata_stages
-from wds_datapipes.loading.service.service import MultiProcessingService
+from wds_datapipes.loading.service.drop_in import MultiProcessingService
 from wds_datapipes.loading.torchdata_patches import patches
 from wds_datapipes.pipes.state.description import descriptions
 

@@ -21,7 +21,7 @@ from torchdata.dataloader2.utils import WorkerInfo, process_reset_fn
 from torchdata.datapipes.iter import IterableWrapper, ShardingFilter
 
 from wds_datapipes import ShardReadingService, StatefulShards
-from wds_datapipes.loading.epoch import EpochRun, EpochStart, seed_stages
+from wds_datapipes.loading.epoch_run import EpochRun, EpochStart, seed_stages
 
 Pipe = IterDataPipe[Any]
 

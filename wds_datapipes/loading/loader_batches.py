@@ -90,8 +90,8 @@ class LoaderBatches(Loader, SeededStage, EngineStage[Any]):
                 "LoaderBatches cannot read its loader in a worker process. Use num_workers=0 for the loader after it"
             )
         loader, run = self._hidden.value
-        if (place := self.take_place()) is not None:
-            run.set_epoch(place[1])
+        if (epoch := self.take_epoch()) is not None:
+            run.set_epoch(epoch.number)
         yield from loader
 
     def __len__(self) -> int:

@@ -9,7 +9,8 @@ from itertools import product
 from typing import Any
 
 from wds_datapipes.datapipes import IterDataPipe
-from wds_datapipes.loading.epoch import EpochRun, EpochSeeds, EpochStart
+from wds_datapipes.epoch import Epoch
+from wds_datapipes.loading.epoch_run import EpochRun, EpochStart
 from wds_datapipes.loading.splitting import split_by_rank, split_by_worker
 from wds_datapipes.pipes.graph import graph_of
 from wds_datapipes.redaction import short_repr
@@ -69,13 +70,12 @@ def check_coverage(
     for rank, worker in product(range(ranks), range(max(workers, 1))):
         instance = Instance(rank, ranks, worker, workers)
         pipe = split_by_worker(split_by_rank(make_pipeline(), instance), instance)
-        generator, seeds = SeedGenerator(seed), EpochSeeds()
+        current = Epoch.before(seed)
         for owners in epochs:
-            seeds.begin(generator)
-            own = generator.spawn(rank).spawn(worker)
+            current = current.follow(seed if current.next is None else current.next)
+            own = SeedGenerator(current.seed).spawn(rank).spawn(worker)
             for item in EpochRun(pipe, EpochStart(own, owns_generators=True)).items:
                 owners[key_of(item)].append(f"rank {rank}, worker {worker}")
-            seeds.end(generator)
     for epoch, owners in enumerate(epochs):
         for item in {**expected, **owners}:
             found = owners.get(item, [])

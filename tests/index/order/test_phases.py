@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wds_datapipes import IndexedSamples, StatefulShards
+from wds_datapipes.epoch import Epoch
 from wds_datapipes.index import EpochOptions, Manifest
 from wds_datapipes.index.order.batch_share import WHOLE_EPOCH
 from wds_datapipes.index.order.weight_schedule import check_schedule
-from wds_datapipes.pipes.state.seeding import PlaceOfStage
 from wds_datapipes.types import ShardInfo
 
 NAMES = ("a", "b", "c")
@@ -39,7 +39,7 @@ def steps_of(pipe: IndexedSamples, epochs: int) -> list[list[Drawn]]:
     """Return the samples of each step, without padding."""
     found = []
     for epoch in range(epochs):
-        pipe.set_seed(epoch).place_in_run = PlaceOfStage(5, epoch, 5)
+        pipe.set_seed(epoch).current_epoch, pipe.first_seed = Epoch(5, epoch), 5
         order = pipe.order_of_epoch()
         size = pipe.batch_of(1)
         for number in range(-(-pipe.plan.end_of(epoch) // size)):

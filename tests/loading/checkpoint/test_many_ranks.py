@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from wds_datapipes import ShardList, merge_states
+from wds_datapipes.epoch import Epoch
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState, checkpoints_in, state_of
 from wds_datapipes.loading.checkpoint.resharding import outline_state, ranks_to_read, state_of_rank
@@ -35,7 +36,7 @@ def merged() -> dict[str, str]:
         {"next": [3, 512, "003-0001"], "listed": listed},
         {"waiting": waiting, "draws": 2000, "room": BUFFER},
     ]
-    facts: dict[str, Any] = {"seed": 1, "epoch": 0, "first": 1, "next": 2, "ranks": RANKS}
+    facts: dict[str, Any] = {"epoch": Epoch(1, 0, 1, 2), "ranks": RANKS}
     facts |= {"stages": descriptions(pipeline()), "workers": WORKERS, "parts": [WorkerState.of(states)] * WORKERS}
     return merge_states([state_of([Checkpoint(rank=rank, **facts)]) for rank in range(RANKS)])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,9 @@ from torchdata.dataloader2 import (
 from torchdata.dataloader2.random import SeedGenerator
 
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards
+from wds_datapipes.epoch import NO_EPOCH, seed_after
 from wds_datapipes.errors import StateError
-from wds_datapipes.loading.epoch import EpochSeeds
+from wds_datapipes.loading.epoch_run import seed_loader, seed_of
 
 
 @pytest.fixture(autouse=True)
@@ -102,15 +104,16 @@ def test_a_chosen_epoch_is_shared_by_ranks_after_a_service_that_spawns() -> None
     """Draws before the split are the same on all ranks; draws after it are not."""
     drawn = set()
     for rank, before in itertools.product(range(2), range(3)):
-        seeds, generator = EpochSeeds(), SeedGenerator(9)
+        epoch, generator = NO_EPOCH, SeedGenerator(9)
         for number in range(before + 1):
             generator.seed(generator.generate_shared_seed())  # as DistributedReadingService does
             generator.spawn(rank, inplace=True)
             if number == before:
-                seeds.wanted = 6
-            seeds.begin(generator, rank=rank)
+                epoch = replace(epoch, wanted=6)
+            epoch = epoch.follow(seed_of(generator))
+            seed_loader(generator, epoch.seed, rank)
             found = rank, generator.generate_shared_seed(), generator.generate_seed()
-            seeds.end(generator)
+            generator.seed(epoch.next)
         drawn.add(found)
     assert len(drawn) == 2  # whatever was before
     assert len({shared for _, shared, _ in drawn}) == 1
@@ -130,15 +133,15 @@ def test_a_seed_is_an_unsigned_integer_of_64_bits(seed: Any) -> None:
 
 def test_ranks_agree_on_epochs_if_only_the_first_is_reseeded() -> None:
     def run(rank: int) -> Iterator[tuple[int, int, int]]:
-        seeds, generator = EpochSeeds(), SeedGenerator(rank)
+        epoch, seed = NO_EPOCH, rank
         for number in range(4):
             if number == 2 and rank == 0:
-                generator.seed(77)
+                seed = 77
             if number == 3:
-                seeds.wanted = 5
-            seeds.begin(generator, meet=lambda own: shared.setdefault(own, own) if rank == 0 else list(shared)[-1])
-            yield seeds.seed, seeds.first, seeds.epoch
-            seeds.end(generator)
+                epoch = replace(epoch, wanted=5)
+            epoch = epoch.follow(shared.setdefault(seed, seed) if rank == 0 else list(shared)[-1])
+            yield epoch.seed, epoch.first, epoch.number
+            seed = seed_after(epoch.seed)
 
     shared: dict[int, int] = {}
     draws_of_ranks = list(zip(run(0), run(1), strict=True))

@@ -91,7 +91,7 @@ def test_every_loader_records_where_it_left_its_epochs(kind: Any, workers: int, 
     state, batches = run(kind, workers, lambda ranks: indexed(ranks, **options), takes, [(0, 1)])
     steps = RunSteps(indexed(**options), state)
     assert [[each.key for each in steps.samples(step)] for step in range(len(batches))] == batches
-    assert len(checkpoints_in(state)[0].received) <= 6
+    assert len(checkpoints_in(state)[0].epoch.received.rows) <= 6
     facts = provenance(indexed(**options), state)
     assert facts["steps"] == len(batches)
     seen = Counter(("a" if key[0] in "012" else "b") if options.get("weights") else "" for key in chain(*batches))

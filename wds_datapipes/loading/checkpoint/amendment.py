@@ -23,7 +23,7 @@ SHOWN = 100
 def begin_run(pipe: Any) -> list[dict[str, Any]]:
     """Return the history of a run that begins with a pipeline: the records of its first phase and of its exclusions."""
     if (source := run_source(pipe)) is not None:
-        source.load_phases([], -1, 0)
+        source.load_phases([])
     return _with_exclusions(pipe, [] if source is None else [source.first_phase()], 0, 0)
 
 
@@ -72,7 +72,7 @@ def _compare(
 ) -> Sequence[Checkpoint]:
     first = next(each for each in loaded if each.stages)
     if (source := run_source(pipe)) is not None:
-        source.load_phases(first.phases, first.first, max(first.epoch, 0), first.received)
+        source.load_phases(first.phases, first.epoch)
     known, own = [*first.stages], [*stages]
     if ranks != first.ranks:  # the sizes of batches may differ
         known, own = ([OF_RANK.sub("", each) for each in some] for some in (known, own))
@@ -116,7 +116,7 @@ def _amended(
     record = {"epoch": epoch} if source is None else source.begin_phase(first.phases, epoch, position)
     phases = [*first.phases, {**record, **({"changes": changes} if changes else {})}]
     if source is not None:
-        source.load_phases(phases, first.first, epoch, first.received)
+        source.load_phases(phases, replace(first.epoch, number=epoch))
     loaded = [replace(each, stages=[*stages], phases=phases) for each in loaded]
     if rest is None or "start" not in record:
         return loaded

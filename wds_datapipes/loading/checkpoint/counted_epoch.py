@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from wds_datapipes.epoch import Epoch
 from wds_datapipes.loading.checkpoint.format import Checkpoint
 from wds_datapipes.loading.checkpoint.received import leave
-from wds_datapipes.seeds import derived_seed
 
 #: The key that marks such a state, beside its other keys.
 COUNTED = "counts_epoch"
@@ -35,17 +35,19 @@ def without_counted_epoch(checkpoints: Sequence[Checkpoint], state: Any, pipe: A
         each
         if each.is_over
         else replace(
-            each, is_over=True, wanted=each.epoch + 1 if _is_chosen(each) else None, received=leave(each, pipe).rows
+            each,
+            is_over=True,
+            epoch=replace(leave(each, pipe), wanted=each.epoch.number + 1 if _is_chosen(each.epoch) else None),
         )
         for each in checkpoints
     ]
 
 
-def _is_chosen(checkpoint: Checkpoint) -> bool:
+def _is_chosen(epoch: Epoch) -> bool:
     """Whether the epoch was selected by its number, as the next one will be.
 
     Lightning creates the first iterator before it calls the hook that selects the first epoch, so this selection is
     still pending.
     """
-    is_pending = checkpoint.wanted == checkpoint.epoch
-    return is_pending or checkpoint.seed == derived_seed("epoch", checkpoint.first, checkpoint.epoch)
+    is_pending = epoch.wanted == epoch.number
+    return is_pending or epoch.is_selected

@@ -18,6 +18,7 @@ from itertools import islice
 from typing import Any
 from zlib import crc32
 
+from wds_datapipes.epoch import Epoch
 from wds_datapipes.errors import StateError, plural
 from wds_datapipes.pipes.state.description import PER_RANK
 from wds_datapipes.pipes.state.pipeline_state import load_state, next_epoch_state, refusing_corrupt_states
@@ -28,7 +29,7 @@ logger = logging.getLogger("wds_datapipes")
 #: The only key of a state.
 STATE = "wds_datapipes"
 #: The version of the format.
-VERSION = 11
+VERSION = 12
 #: The state of a worker that cannot know which part of its stream the loop will receive.
 STREAM = "stream"
 #: The key of the pickled pipeline in the state of a ``DataLoader2`` with a reading service of torchdata.
@@ -93,10 +94,7 @@ class Checkpoint:
 
     Attributes:
         stages: descriptions of the pipeline's stages, the last one first.
-        seed: the seed of the orders of this epoch.
-        epoch: the number of this epoch since the loader was seeded, from 0.
-        first: the seed of epoch 0.
-        next: the seed of the next epoch.
+        epoch: the epoch, with its seeds.
         is_over: whether the epoch has ended.
         rank: the number of this rank among ``ranks``; None if all ranks share this state.
         ranks: the number of ranks between which the data is split.
@@ -104,21 +102,16 @@ class Checkpoint:
         turn: the worker that yields the next item.
         parts: the position from which each worker resumes.
         worker: the number of the worker, if this is the state of a single worker; ``parts`` then has one element.
-        wanted: the number selected for the next epoch, or ``None``.
         is_drained: whether the epoch is over because the pipeline in the main process has ended, although the loader
             may hold its last items.
         replay: if the epoch resumes by replay, the number of items that the loop has received, and a digest of the last
             one.
         phases: the history of the run: records of its phases, see `wds_datapipes.index.order.phase_records`, and of the
             samples that it excludes, see `Exclusions.extend`.
-        received: the epochs that the loop has received, see `ReceivedEpochs`; empty if the pipeline counts no steps.
     """
 
     stages: list[str]
-    seed: int
-    epoch: int
-    first: int
-    next: int | None
+    epoch: Epoch
     rank: int | None
     ranks: int
     parts: list[WorkerState]
@@ -126,11 +119,9 @@ class Checkpoint:
     workers: int = 0
     turn: int = 0
     worker: int | None = None
-    wanted: int | None = None
     is_drained: bool = False
     replay: Mapping[str, int] | None = None
     phases: list[dict[str, Any]] = field(default_factory=list)
-    received: Sequence[Sequence[int]] = ()
 
     def on(self, rank: Instance, **changes: Any) -> Checkpoint:
         """Return the state with other values, as that of a rank and its workers."""
@@ -181,10 +172,10 @@ class Checkpoint:
             StateError: the state was saved with another seed, belongs to another worker, or counts the items of all
                 workers together.
         """
-        if self.next is not None and self.first != seed:
+        if self.epoch.next is not None and self.epoch.first != seed:
             raise StateError(
-                f"The state was saved with seed {self.first}, but the seed here is {seed}. Pass StatefulShards the "
-                f"seed of the loader that saved the state"
+                f"The state was saved with seed {self.epoch.first}, but the seed here is {seed}. Pass StatefulShards "
+                "the seed of the loader that saved the state"
             )
         if self.replay is not None and not self.is_over:
             raise StateError(
@@ -209,18 +200,6 @@ class Checkpoint:
         if count and not self.is_over:
             logger.warning("Resuming by replay: %d items are produced again. %s", count, reason)
 
-    def check_epoch(self, chosen: int | None) -> None:
-        """Check that the selected epoch is that of the state, if the state was saved mid-epoch.
-
-        Raises:
-            StateError: another epoch was selected.
-        """
-        if not self.is_over and chosen not in (None, self.epoch):
-            raise StateError(
-                f"set_epoch({chosen}) was called, but the state was saved in the middle of epoch {self.epoch}. To "
-                f"resume that epoch, call set_epoch({self.epoch}), or do not call set_epoch before it"
-            )
-
 
 def is_all(numbers: Sequence[int | None], count: int) -> bool:
     """Whether sorted numbers are 0 to ``count - 1``; in a corrupt state, ``count`` may be any number."""
@@ -231,7 +210,7 @@ def state_of(checkpoints: Sequence[Checkpoint]) -> dict[str, str]:
     """Return the state that holds the checkpoints of some ranks."""
     lines = list[str]()
     for each in checkpoints:
-        facts = {**vars(each), "parts": len(each.parts)}
+        facts = {**vars(each), "epoch": each.epoch.state_dict(), "parts": len(each.parts)}
         lines += json.dumps(facts, separators=(",", ":")), *(part.text for part in each.parts)
     return {STATE: with_checksum(*lines)}
 
@@ -325,7 +304,7 @@ def _decode(text: Any) -> list[Checkpoint]:
         parts = [*map(WorkerState, islice(rest, facts["parts"]))]
         if len(parts) != facts["parts"]:
             raise ValueError(f"{facts['parts']} workers, but {len(parts)} states")
-        checkpoints.append(Checkpoint(**{**facts, "parts": parts}))
+        checkpoints.append(Checkpoint(**{**facts, "epoch": Epoch.from_state(facts["epoch"]), "parts": parts}))
     return checkpoints
 
 

@@ -8,6 +8,7 @@ from itertools import takewhile
 from math import prod
 from typing import Any
 
+from wds_datapipes.epoch import Epoch
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint
 from wds_datapipes.loading.checkpoint.resharding import states_of_instances
@@ -16,7 +17,7 @@ from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.state.description import run_source
 from wds_datapipes.pipes.state.pipeline_state import difference_of_ranks, reshard_states
 from wds_datapipes.pipes.state.replay import is_replayed
-from wds_datapipes.received_epochs import UNKNOWN, Left, ReceivedEpochs
+from wds_datapipes.received_epochs import UNKNOWN, Left
 from wds_datapipes.shards.position import Resharding
 
 
@@ -61,12 +62,12 @@ def steps_received(saved: Checkpoint, pipe: Any) -> Left:
             return None if saved.is_over else _steps_of_log(saved, pipe)
         if saved.ranks > 1 and difference_of_ranks(pipe):  # others may be elsewhere
             return None if saved.is_over else UNKNOWN
-        source.load_phases(saved.phases, saved.first, saved.epoch, saved.received)
+        source.load_phases(saved.phases, saved.epoch)
         states = states_of_instances([replace(saved, rank=None)])
         begun = [state["rest"] for state in (stages and stages[0] for stages in states) if state and "rest" in state]
         [stages] = reshard_states(pipe, Resharding(states, lambda _: (), 1, range(1)))
         rest = (stages[0] or {})["rest"]
-        left: Left = source.steps_received(saved.epoch, saved.ranks, begun[0] if begun else None, rest)
+        left: Left = source.steps_received(saved.epoch.number, saved.ranks, begun[0] if begun else None, rest)
     except StateError:  # it has no state, or counts the items of all workers together
         return None if saved.is_over else UNKNOWN
     return left
@@ -84,7 +85,8 @@ def _steps_of_log(saved: Checkpoint, pipe: Any) -> Left:
     return steps, steps
 
 
-def leave(saved: Checkpoint, pipe: Any) -> ReceivedEpochs:
-    """Return the epochs that a loop has received when it leaves that of its state."""
-    received = ReceivedEpochs.of(saved.received)
-    return received.leave(steps_received(saved, pipe)) if counts_steps(pipe) else received
+def leave(saved: Checkpoint, pipe: Any) -> Epoch:
+    """Return the epoch of a state, with the record that its loop leaves it there."""
+    if not counts_steps(pipe):
+        return saved.epoch
+    return replace(saved.epoch, received=saved.epoch.received.leave(steps_received(saved, pipe)))

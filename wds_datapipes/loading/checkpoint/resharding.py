@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any
 
 from wds_datapipes.arguments import checks_calls
+from wds_datapipes.epoch import Epoch
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import ADVICE, Checkpoint, WorkerState, checkpoints_in, is_all, state_of
 from wds_datapipes.pipes.foreign_stages import declared
@@ -159,13 +160,13 @@ def place_of(saved: Sequence[Checkpoint], source: Any) -> tuple[int, int, dict[s
     """
     first = saved[0]
     if all(each.is_over for each in saved):
-        return first.epoch + 1, 0, None
+        return first.epoch.number + 1, 0, None
     if source is None or first.worker is not None:
-        return first.epoch, 0, None
+        return first.epoch.number, 0, None
     alike = saved if _are_of_all(saved) else [replace(first, rank=None)]
     states = [stages and stages[0] for stages in states_of_instances(alike)]
     [rest] = source.reshard_states(Resharding(states, lambda _: (), 1, range(1)))
-    return first.epoch, rest["rest"]["start"], rest
+    return first.epoch.number, rest["rest"]["start"], rest
 
 
 @refusing_corrupt_states()
@@ -190,8 +191,7 @@ def state_of_rank(saved: Sequence[Checkpoint], pipe: Any, instance: Instance) ->
         return found
     parts = [part.renewed() for part in found.parts]
     if not any(part.stages for part in parts):
-        received = found.received if found.is_of(instance) else received_by_all([each.received for each in saved])
-        return found.on(instance, parts=[], received=received)
+        return found.on(instance, parts=[], epoch=found.epoch if found.is_of(instance) else epoch_of_all(saved, found))
     if not found.is_of(instance):
         raise StateError(
             "With with_epoch, the next epoch continues the stream of each worker, so the state is invalid with a "
@@ -221,8 +221,13 @@ def _reshard(saved: Sequence[Checkpoint], pipe: Any, instance: Instance, waiting
     rest = Resharding(own, waiting, instance.count, range(instance.rank, instance.count, instance.ranks))
     resumed = [*map(WorkerState.of, reshard_states(pipe, rest))]
     running = next(checkpoint for checkpoint in saved if not checkpoint.is_over)
-    received = received_by_all([each.received for each in saved])
-    return running.on(instance, turn=0, parts=resumed, received=received)
+    return running.on(instance, turn=0, parts=resumed, epoch=epoch_of_all(saved, running))
+
+
+def epoch_of_all(saved: Sequence[Checkpoint], own: Checkpoint | None = None) -> Epoch:
+    """Return the epoch of some ranks, by default of the first, with what the loops of all have received."""
+    received = received_by_all([each.epoch.received for each in saved])
+    return replace((own or saved[0]).epoch, received=received)
 
 
 def states_of_instances(saved: Sequence[Checkpoint]) -> list[Sequence[Mapping[str, Any] | None] | None]:
@@ -259,7 +264,7 @@ def check_complete(saved: Sequence[Checkpoint], pipe: Any = None) -> None:
             f"The ranks had {', '.join(map(str, workers))} workers, but shards are assigned to the same number of "
             "workers on each rank. Give every rank the same num_workers"
         )
-    of_one = {(tuple(each.stages), each.seed, each.epoch) for each in saved}
+    of_one = {(tuple(each.stages), each.epoch.seed, each.epoch.number) for each in saved}
     if len(of_one) > 1:
         raise StateError(
             "The states are from different epochs: they were saved after different steps, or in different runs"
@@ -282,7 +287,9 @@ def check_ranks(loaded: Sequence[Checkpoint], instance: Instance, pipe: Any = No
     first, rank, ranks = loaded[0], instance.rank, instance.ranks
     if _are_of_all(loaded):
         return
-    if all(checkpoint.is_over and (checkpoint.epoch < 0 or checkpoint.next is None) for checkpoint in loaded):
+    if all(
+        checkpoint.is_over and (checkpoint.epoch.number < 0 or checkpoint.epoch.next is None) for checkpoint in loaded
+    ):
         return  # none of the ranks has started
     own = [checkpoint for checkpoint in loaded if (checkpoint.rank, checkpoint.ranks) == (rank, ranks)]
     if not own:

@@ -6,7 +6,7 @@ import multiprocessing
 from typing import Any
 
 from wds_datapipes.datapipes import traverse_dps
-from wds_datapipes.loading.epoch import call_with_pipeline
+from wds_datapipes.loading.epoch_run import call_with_pipeline
 from wds_datapipes.loading.splitting import split_by_worker
 from wds_datapipes.loading.torchdata_api import (
     WorkerInfo,
@@ -41,8 +41,8 @@ def run_in_process(service: Any, datapipe: Pipe, rank: Instance) -> tuple[Pipe, 
     # torchdata's FullSync, which synchronizes ranks, prefetches one item, as it does with workers.
     waiting: Any = datapipe if declared(datapipe).process_boundary == "ranks" else None
     part = datapipe if waiting is None else waiting.datapipe
-    service.manager.refuse(part, [])
-    items = LocalItems(part, service.worker_reset_fn, service.manager.replay_reason_of_workers)
+    service.loop.refuse(part, [])
+    items = LocalItems(part, service.worker_reset_fn, service.loop.replay_reason_of_workers)
     if waiting is None:
         return items, items
     waiting.datapipe = items
@@ -63,7 +63,7 @@ def start_workers(service: Any, datapipe: Pipe, rank: Instance) -> tuple[Pipe, L
     Raises:
         ValueError: the pipeline has no part that each worker can run.
     """
-    graph, manager = traverse_dps(datapipe), service.manager
+    graph, loop = traverse_dps(datapipe), service.loop
     dispatched = find_dispatched(graph)
     if dispatched is not None:
         graph = replace_dp(graph, dispatched, DispatchedItems())
@@ -78,7 +78,7 @@ def start_workers(service: Any, datapipe: Pipe, rank: Instance) -> tuple[Pipe, L
     window = messages_ahead(service.num_workers, service.worker_prefetch_cnt, service.main_prefetch_cnt)
     together = items_together(service.worker_prefetch_cnt)
     own = {id(stage) for stage in list_dps(traverse_dps(branches[0]))}
-    manager.refuse(branches[0], [stage for stage in stages if id(stage) not in own], dispatched)
+    loop.refuse(branches[0], [stage for stage in stages if id(stage) not in own], dispatched)
     share = attach_wrapper(branches[0])
     jobs = [
         WorkerJob(
@@ -89,11 +89,11 @@ def start_workers(service: Any, datapipe: Pipe, rank: Instance) -> tuple[Pipe, L
             service.worker_init_fn,
             service.worker_reset_fn,
             resumed=part,
-            records_state=not (manager.refusal or manager.replay_reason),
-            replay_reason=manager.replay_reason_of_workers,
+            records_state=not (loop.refusal or loop.replay_reason),
+            replay_reason=loop.replay_reason_of_workers,
             name=f"worker process {number}",
         )
-        for number, part in enumerate(manager.parts)
+        for number, part in enumerate(loop.parts)
     ]
     dispatching = None
     if dispatched is not None:

@@ -76,7 +76,7 @@ class ShardDataLoader(DataLoader2):  # type: ignore[misc]  # torchdata has no ty
         if not self._adapted and self.datapipe is not None:
             service.describe(self.datapipe)
         # The seed set since the previous epoch started, if any.
-        service.manager.expect(self._seed if self._reset_seed else None)
+        service.loop.expect(self._seed if self._reset_seed else None)
         return service.state_dict()
 
     def _check_services(self) -> None:
@@ -115,7 +115,7 @@ class ShardDataLoader(DataLoader2):  # type: ignore[misc]  # torchdata has no ty
         if self._adapted:
             self._restart()
         self._service.load_state_dict(state_of(checkpoints), seeds_too=False, amend=amend)
-        following = checkpoints[0].next
+        following = checkpoints[0].epoch.next
         if following is not None:
             self.seed(following)
 
@@ -146,7 +146,7 @@ class ShardDataLoader(DataLoader2):  # type: ignore[misc]  # torchdata has no ty
         """Select the number of the next epoch, which determines its order together with the seed."""
         self._service.set_epoch(epoch)
         # An iterator that has yielded nothing yet begins the selected epoch instead.
-        self._restarts = not self._reset_iter and not self._service.manager.is_resumed
+        self._restarts = not self._reset_iter and not self._service.loop.is_resumed
 
     def __bool__(self) -> bool:
         return True

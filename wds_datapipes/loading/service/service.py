@@ -2,42 +2,33 @@
 
 from __future__ import annotations
 
-import math
 import multiprocessing.util
 import sys
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from numbers import Real
+from functools import partial
 from typing import Any
 
 from wds_datapipes.arguments import check_integer, checks_calls
 from wds_datapipes.errors import StateError
-from wds_datapipes.loading.distributed import Ranks
-from wds_datapipes.loading.epoch import is_drawn, refuse_hidden_stages, seed_of
+from wds_datapipes.loading.epoch_run import refuse_hidden_stages
+from wds_datapipes.loading.loop import Loop
 from wds_datapipes.loading.report import LoadingReport
 from wds_datapipes.loading.service.launch import run_in_process, start_method, start_workers
-from wds_datapipes.loading.service.periodic_reports import PeriodicReports, share_report
 from wds_datapipes.loading.service.pinning import pin_memory_of
-from wds_datapipes.loading.service.state_manager import StateManager
+from wds_datapipes.loading.service.service_arguments import check_functions, check_seconds, check_start_method
 from wds_datapipes.loading.splitting import (
     DataParallelGroup,
     Distributed,
     advice_for_torchrun,
-    check_replicated,
-    fact_of_seed,
-    facts_of,
-    given_rank,
     is_split_by_rank,
     ranks_of_run,
-    split_by_rank,
 )
 from wds_datapipes.loading.torchdata_api import MultiProcessingReadingService
 from wds_datapipes.loading.torchdata_patches.local_functions import explain_worker_pickling
 from wds_datapipes.loading.transport.flow_control import MAIN_PREFETCH, WORKER_PREFETCH
-from wds_datapipes.loading.workers.loop_items import DeliveredCount, LoopItems, Pipe, users_part
-from wds_datapipes.pipes.sharding import advice_for_split, check_batch_sizes
-from wds_datapipes.pipes.state.replay import ReplayedItems
+from wds_datapipes.loading.workers.loop_items import Pipe, users_part
+from wds_datapipes.pipes.sharding import advice_for_split
 from wds_datapipes.user_warnings import warn_user
 
 
@@ -119,18 +110,12 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
         report_every_s: float = 60.0,
     ) -> None:
         num_workers = check_integer("num_workers", num_workers, 0)
-        methods = multiprocessing.get_all_start_methods()
-        if multiprocessing_context not in (None, *methods):
-            raise ValueError(f"multiprocessing_context must be one of {methods}, not {multiprocessing_context!r}")
-        for name, seconds, none in (("timeout_s", timeout_s, " or None"), ("report_every_s", report_every_s, "")):
-            if (seconds is not None or not none) and not (isinstance(seconds, Real) and 0 < seconds < math.inf):
-                raise ValueError(f"{name} must be a positive number of seconds{none}, not {seconds!r}")
+        check_start_method(multiprocessing_context)
+        check_seconds("timeout_s", timeout_s, is_optional=True)
+        check_seconds("report_every_s", report_every_s)
         if not isinstance(pin_memory, bool):
             raise TypeError(f"pin_memory must be True or False, not {pin_memory!r}")
-        functions = {"worker_init_fn": worker_init_fn, "worker_reset_fn": worker_reset_fn, "on_report": on_report}
-        for name, function in functions.items():
-            if function is not None and not callable(function):
-                raise TypeError(f"{name} must be a function or None, not {function!r}")
+        check_functions(worker_init_fn=worker_init_fn, worker_reset_fn=worker_reset_fn, on_report=on_report)
         # Given 0 workers, torchdata's class would recommend another service.
         from wds_datapipes.loading.service.loader import extend_loaders  # which needs this class
 
@@ -153,13 +138,9 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
         self._knows_ranks = distributed is not None
         self._has_limit = self._is_paused = False
         self._mp = num_workers > 0
-        self._ranks: Ranks | None
-        self._agreement: Ranks | None
-        self._items: LoopItems | None
+        self.loop: Loop
         self._end: Callable[[], object] | None
-        self._replayed: ReplayedItems | None
-        self._reports: PeriodicReports | None
-        self._running: Pipe  # the part of the main process, with the stages that count its items
+        self._running: Any = None  # the part of the main process, with the stages that count its items
         self.reset()
 
     def initialize(self, datapipe: Pipe) -> Pipe:
@@ -170,21 +151,22 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
             ValueError: a stage that draws or splits is stored where loaders do not find it.
         """
         refuse_hidden_stages(datapipe)
-        self.group = self.manager.group = self.group_of(datapipe)
-        if self.group.is_synchronized:
-            self._ranks = Ranks(datapipe, self.group, self.timeout_s)
+        self.describe(datapipe)
+        self._warn_of_repeated_data(datapipe)
+        start = start_workers if self.num_workers else run_in_process
+        loop = self.loop
         try:
             with explain_worker_pickling(start_method(self)):
-                datapipe = self._running = self._split_datapipe(datapipe)
+                datapipe = loop.start(datapipe, partial(start, self))
+                datapipe = pin_memory_of(datapipe) if self.pin_memory else datapipe
+                datapipe = self._running = loop.count(datapipe)
             self._end_datapipe = users_part(datapipe)
-            several = self._ranks if self._ranks is not None and self._ranks.size > 1 else None
-            if self._items is not None and (self.on_report is not None or several is not None):
-                self._reports = PeriodicReports(self._items, several, weakref.ref(self), self.report_every_s)
+            loop.begin_reports(weakref.ref(self), self.report_every_s, calls=self.on_report is not None)
         except BaseException:
-            _end(self._items, self._ranks, self._reports)
+            loop.close()
             raise
         # The finalizer also runs when this object is garbage-collected, and at interpreter exit.
-        self._end = weakref.finalize(self, _end, self._items, self._ranks, self._reports)
+        self._end = weakref.finalize(self, loop.close)
         # A multiprocessing child, such as a forked rank, waits for its own children when it exits.
         multiprocessing.util.Finalize(self, self._end, exitpriority=0)
         return datapipe
@@ -200,20 +182,8 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
             RankLostError: another rank has failed or left, or does not arrive in time.
             RuntimeError: the ranks have different seeds, or none.
         """
-        if self._items is None:
-            raise RuntimeError("a ShardReadingService must be initialized before its first epoch")
-        is_seeded = not is_drawn(seed_generator)
-        if self._agreement is not None and not self._items.epoch and self.manager.resumed_from is None and is_seeded:
-            self._agreement.compare(fact_of_seed(seed_of(seed_generator)))
-        is_known = is_seeded or self.manager.resumed_from is not None
-        left = self.manager.left(self._items, self._ranks, self._replayed)
-        resumed_from = self.manager.begin(seed_generator, self._ranks, left)
-        self._items.place = self.manager.seeds.place(is_seeded=is_seeded) if is_known else None
-        self._items.begin(seed_generator, resumed_from, iter_reset_fn, self._running)
+        self.loop.begin(seed_generator, iter_reset_fn, self._running)
         self._end_datapipe = users_part(self._running)
-        if self._replayed is not None:
-            self._replayed.begin(None if resumed_from is None else resumed_from.replay)
-        self.manager.seeds.end(seed_generator)
 
     def set_epoch(self, epoch: int) -> None:
         """Select the number of the next epoch, which determines its order together with the seed of the loader.
@@ -221,7 +191,7 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
         Args:
             epoch: the number. If none is selected, each epoch's order follows from that of the previous epoch.
         """
-        self.manager.seeds.wanted = check_integer("epoch", epoch, 0)
+        self.loop.select(check_integer("epoch", epoch, 0))
 
     def group_of(self, datapipe: Pipe) -> DataParallelGroup:
         """Return the ranks that share the data: by default, all, unless the pipeline is already split between them."""
@@ -231,14 +201,12 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
 
     def describe(self, datapipe: Pipe) -> None:
         """Record the pipeline, for states that are saved before the first epoch begins."""
-        self.group = self.manager.group = self.group_of(datapipe)
-        self.manager.describe(datapipe)
+        self.group = self.group_of(datapipe)
+        self.loop.describe(datapipe, self.group)
 
     def reset(self) -> None:
         """Reset the service, whose workers have ended, to its state before they were started."""
-        self.manager = StateManager(self.group, self.num_workers)
-        self._ranks, self._agreement = None, None
-        self._items, self._end, self._replayed, self._reports = None, None, None, None
+        self.loop, self._end = Loop(self.group, self.num_workers, self.timeout_s), None
 
     def state_dict(self) -> dict[str, str]:
         """Return the state of the loop, as a dictionary with a single string.
@@ -250,10 +218,7 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
         Raises:
             StateError: a stage of the pipeline has no position, and its epochs are not reproducible from seeds.
         """
-        items = self._items
-        return self.manager.state_dict(
-            items if items is not None and items.epoch else None, self._ranks, self._replayed
-        )
+        return self.loop.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any], *, seeds_too: bool = True, amend: bool = False) -> None:
         """Resume from a state with the loader's own pipeline. Call this before the first iteration.
@@ -276,15 +241,15 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
             raise StateError(
                 "A state must be loaded before the first epoch begins. Create a new loader, and load the state into it"
             )
-        self.manager.load(state, seeds_too=seeds_too, amend=amend)
+        self.loop.load(state, seeds_too=seeds_too, amend=amend)
 
     def finalize(self) -> None:
         """Terminate the workers, whatever their state, and notify the other ranks.
 
         This takes less than a second, or less than two if other ranks do not respond, and can be repeated.
         """
-        if self._ranks is not None:
-            self._ranks.leave(sys.exc_info()[1])  # DataLoader2 may call this while handling an error
+        if self.loop.ranks is not None:
+            self.loop.ranks.leave(sys.exc_info()[1])  # DataLoader2 may call this while handling an error
         if self._end is not None:
             self._end()
 
@@ -302,42 +267,7 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
             RankLostError: the store does not respond.
             RuntimeError: the service does not know the other ranks of the run.
         """
-        report = LoadingReport(0, []) if self._items is None else self._items.report()
-        if not (all_ranks and report.workers):
-            return report
-        if self._ranks is not None:
-            return share_report(report, self._ranks, reads=True)
-        if ranks_of_run() > 1:
-            raise RuntimeError("report(all_ranks=True) requires ShardReadingService(distributed=True), or a group")
-        return replace(report, workers=[report.total], dispatcher=None)
-
-    def _split_datapipe(self, datapipe: Pipe) -> Pipe:
-        """Split the pipeline between ranks and workers; return the part for the main process."""
-        self._warn_of_repeated_data(datapipe)
-        self.manager.describe(datapipe)
-        check_replicated(datapipe, self.group)
-        rank = self.group.rank if self.group.is_split else given_rank(datapipe)
-        check_batch_sizes(datapipe, rank.ranks, 1)
-        self.manager.given_rank = rank.rank if rank.ranks > 1 and not self.group.is_split else None
-        if self._ranks is not None:
-            self.manager.compare(self._ranks, datapipe)
-        elif self.group.is_split or rank.ranks > 1:
-            agreement = Ranks(datapipe)
-            agreement.compare(facts_of(datapipe, self.group, workers=self.num_workers))
-            self._agreement = agreement if self.group.is_split else None  # else torchdata's service shares the seed
-        self.manager.find(datapipe, self._ranks)
-        if self.group.is_split:
-            datapipe = split_by_rank(datapipe, rank)
-        start = start_workers if self.num_workers else run_in_process
-        datapipe, self._items = start(self, datapipe, rank)
-        self._items.rank = rank.rank if self._ranks is None else self._ranks.rank
-        datapipe = pin_memory_of(datapipe) if self.pin_memory else datapipe
-        if self.manager.replay_reason:
-            self._replayed = ReplayedItems(datapipe, self.manager.replay_reason)
-            return self._replayed
-        if datapipe is self._items or self.manager.refusal:
-            return datapipe
-        return DeliveredCount(datapipe, self._items)
+        return self.loop.report(all_ranks=all_ranks)
 
     def _warn_of_repeated_data(self, datapipe: Pipe) -> None:
         """Warn if several workers or ranks read the same data."""
@@ -371,29 +301,3 @@ def _no_workers_error(verb: str) -> RuntimeError:
         f"There are no worker processes to {verb}: with num_workers=0, the pipeline runs only while the loop takes "
         "an item"
     )
-
-
-class MultiProcessingService(ShardReadingService):
-    """Replaces torchdata's ``MultiProcessingReadingService``, with the same arguments and defaults.
-
-    Each rank reads all of the data, unless a ``DistributedReadingService`` comes first.
-    """
-
-    multiprocessing_context: str | None
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs, distributed=False)
-        # The default of torchdata is the start method of the program.
-        self.multiprocessing_context = self.multiprocessing_context or multiprocessing.get_start_method(allow_none=True)
-
-
-def _end(items: LoopItems | None, ranks: Ranks | None, reports: PeriodicReports | None) -> None:
-    if reports is not None:
-        reports.close()
-    try:
-        if ranks is not None:
-            # The interpreter stores an uncaught exception until it ends.
-            ranks.leave(sys.exc_info()[1] or getattr(sys, "last_value", None))
-    finally:
-        if items is not None:
-            items.close()

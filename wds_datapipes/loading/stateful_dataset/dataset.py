@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from wds_datapipes.arguments import check_integer, check_seed, checks_calls
 from wds_datapipes.datapipes import IterDataPipe
+from wds_datapipes.epoch import NO_EPOCH, Epoch
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.amendment import adopt, begin_run
 from wds_datapipes.loading.checkpoint.counted_epoch import counts_epoch, without_counted_epoch
@@ -18,7 +19,7 @@ from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState, che
 from wds_datapipes.loading.checkpoint.received import counts_steps, leave, steps_received
 from wds_datapipes.loading.checkpoint.resharding import check_ranks, of_all_ranks
 from wds_datapipes.loading.distributed import Ranks
-from wds_datapipes.loading.epoch import refuse_hidden_stages
+from wds_datapipes.loading.epoch_run import refuse_hidden_stages
 from wds_datapipes.loading.splitting import (
     SPLIT_TWICE,
     DataParallelGroup,
@@ -246,7 +247,7 @@ class StatefulShards(IterableDataset[Any]):
         A new loop does so anyway, but the state shows it only after the first item. Call this between two loops.
         """
         found = self._checkpoints()
-        self._resume_from([replace(each.ended(), received=leave(each, self.pipe).rows) for each in found])
+        self._resume_from([replace(each.ended(), epoch=leave(each, self.pipe)) for each in found])
 
     def __len__(self) -> int:
         """Return the number of items of an epoch on this rank, as set by ``with_epoch(n)`` or ``with_length(n)``.
@@ -346,24 +347,20 @@ class StatefulShards(IterableDataset[Any]):
         with suppress(StateError):
             saved = find()[0]
             left = steps_received(saved, self.pipe)
-            self.epochs.received, self.epochs.known = ReceivedEpochs.of(saved.received).leave(left), row.begun
+            self.epochs.received, self.epochs.known = saved.epoch.received.leave(left), row.begun
             self._shared.leave(left, row.begun)
 
     def _saved(self, row: WorkerRow, *, received: ReceivedEpochs | None = None, **facts: Any) -> Checkpoint:
         """Return the position of the loop in the epoch of a row; before the first epoch, it is the end of epoch -1."""
-        begun, epochs = row.epoch > 0, self.epochs
+        epochs, epoch = self.epochs, Epoch.before(self.seed) if row.epoch == NO_EPOCH else row.epoch
         received = epochs.received if received is None else received
+        epoch = replace(epoch, wanted=self._shared.chosen(row.begun))
         saved = Checkpoint(
             stages=self._stages,
-            seed=row.seed if begun else self.seed,
-            epoch=row.epoch - 1,
-            first=row.first if begun else self.seed,
-            next=row.next if begun else self.seed,
-            wanted=self._shared.chosen(row.begun),
+            epoch=replace(epoch, received=received) if self._counts_steps else epoch,
             rank=epochs.rank.rank,
             ranks=epochs.rank.ranks,
             phases=self._phases,
-            received=received.rows if self._counts_steps else (),
             **facts,
         )
         return of_all_ranks(saved, self.pipe) if self._is_alike else saved
@@ -374,13 +371,12 @@ class StatefulShards(IterableDataset[Any]):
         self._tracked = None
         last = loaded[0]
         begun = shared.begun if info is None else shared.read(info.id).begun
-        row = WorkerRow(begun=begun, loaded=self.epochs.load(loaded))
-        if last.next is not None:
-            row = row._replace(epoch=last.epoch + 1, seed=last.seed, first=last.first, next=last.next)
+        epoch = NO_EPOCH if last.epoch.next is None else last.epoch
+        row = WorkerRow(epoch, begun, loaded=self.epochs.load(loaded))
         shared.write(row, None if info is None else info.id)
         # A StatefulDataLoader loads its state when iteration begins, after the next epoch was selected.
         if info is None and shared.chosen(begun) is None:
-            shared.choose(last.wanted if last.is_over else None)
+            shared.choose(last.epoch.wanted if last.is_over else None)
 
     @property
     def _has_other_ranks(self) -> bool:
@@ -397,7 +393,7 @@ class StatefulShards(IterableDataset[Any]):
         if row.loaded:
             resumed_from = epochs.placed(loader.num_workers)
             epochs.loaded = [resumed_from]  # so that workers need not reshard it again
-            received, is_resumed = ReceivedEpochs.of(resumed_from.received), not resumed_from.is_over
+            received, is_resumed = resumed_from.epoch.received, not resumed_from.is_over
             turn, parts = 0 if resumed_from.is_over else resumed_from.turn, [*resumed_from.parts] or parts
         elif epochs.spans_epochs:
             epochs.check_workers(row, loader.num_workers, is_tracked=True)

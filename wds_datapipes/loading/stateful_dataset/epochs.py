@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from torch.utils.data import get_worker_info
 
+from wds_datapipes.epoch import NO_EPOCH, seed_after
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
 from wds_datapipes.loading.checkpoint.resharding import state_of_rank
-from wds_datapipes.loading.epoch import EpochRun, EpochSeeds, EpochStart
+from wds_datapipes.loading.epoch_run import EpochRun, EpochStart
 from wds_datapipes.loading.progress import SnapshotWriter
 from wds_datapipes.loading.splitting import DataParallelGroup, split_by_rank, split_by_worker
 from wds_datapipes.loading.stateful_dataset.tracking import END, RecordedBatch, SharedEpochs, WorkerRow
@@ -34,6 +36,7 @@ class Epochs:
     Attributes:
         rank: the rank of this process.
         loaded: the loaded states, until an epoch has started from them.
+        epoch: the current epoch.
         number: the number of this worker in the round-robin order of the epoch.
         is_over: whether the whole epoch has been yielded; true before the first epoch.
         is_drained: whether the pipeline has ended in this process, although the loader may hold its last items.
@@ -66,7 +69,7 @@ class Epochs:
         self._shared = shared
         self._loads = 0
         # The state of the current epoch.
-        self._epoch_seed = seed
+        self.epoch = NO_EPOCH
         self.has_begun = False
         self._base = WorkerState()
         self._has_items = False
@@ -140,10 +143,7 @@ class Epochs:
         is_tracked = self._shared.loop.is_tracked if self._has_begun_any else self.is_tracked
         self._records = info is not None and bool(is_tracked)
         self.check_workers(row, workers, is_tracked=self._records)
-        seeds = EpochSeeds(wanted=self._shared.chosen(row.begun))
-        if row.epoch:
-            seeds.epoch, seeds.first, seeds.next = row.epoch - 1, row.first, row.next
-        seeds.received = self.received_before(row)
+        before = replace(row.epoch, wanted=self._shared.chosen(row.begun), received=self.received_before(row))
         resumed_from = None
         if row.loaded:
             if row.loaded != self._loads or not self.loaded:
@@ -152,31 +152,32 @@ class Epochs:
                     "Load the state before the first epoch, or create a new loader"
                 )
             resumed_from = self.placed(workers)
-            seeds.received = ReceivedEpochs.of(resumed_from.received)
+            before = replace(before, received=resumed_from.epoch.received)
             if own == 0:
                 resumed_from.log_replay(self._replay_reason)
-        generator = SeedGenerator(self._seed if seeds.next is None else seeds.next)
         ongoing = resumed_from if resumed_from is not None and not resumed_from.is_over else None
-        try:
-            seeds.begin(generator, ongoing)
-        except StateError:
-            if ongoing is not None and ongoing.worker is not None:
-                # A StatefulDataLoader begins the state's epoch even if its loop has ended, and then the next one.
-                self.loaded = []
-                self._shared.write(row._replace(loaded=0), own)
-            raise
-        if ongoing is not None and seeds.wanted is not None:
-            self._shared.choose(seeds.wanted, row.begun + 1)
+        epoch = before.follow(self._seed if before.next is None else before.next)
+        if ongoing is not None:
+            epoch = ongoing.epoch
+            try:
+                epoch.check_selected(before.wanted)
+            except StateError:
+                if ongoing.worker is not None:
+                    # A StatefulDataLoader begins the state's epoch even if its loop has ended, and then the next one.
+                    self.loaded = []
+                    self._shared.write(row._replace(loaded=0), own)
+                raise
+            if epoch.wanted is not None:
+                self._shared.choose(epoch.wanted, row.begun + 1)
         self.number = own
         if resumed_from is not None and resumed_from.parts and (ongoing is not None or self.spans_epochs):
             self.number, self._base = resumed_from.part_of(own)
         elif resumed_from is None and info is not None and self.before is not None and not self._has_begun_any:
             self._base = self.before.parts[own].renewed()
-        self.received, self.known = seeds.received, row.begun + 1
-        self._epoch_seed, self.loaded, self._has_begun_any = seeds.seed, [], info is not None
-        self._place = seeds.place()
-        seeds.end(generator)
-        row = WorkerRow(seeds.epoch + 1, seeds.seed, seeds.first, seeds.next or 0, row.begun + 1, workers)
+        self.received, self.known = epoch.received, row.begun + 1
+        self.epoch = replace(epoch, next=seed_after(epoch.seed))
+        self.loaded, self._has_begun_any = [], info is not None
+        row = WorkerRow(self.epoch.without_record(), row.begun + 1, workers)
         if info is None:
             self._shared.set(has_workers=False)
         self._shared.write(row, None if info is None else own)
@@ -189,13 +190,13 @@ class Epochs:
         if not self.has_begun:
             self._begin()
         pipe = split_by_worker(self.part_of_rank(), self.rank.on_worker(self.number, own_worker().workers))
-        seeds, is_worker = SeedGenerator(self._epoch_seed), get_worker_info() is not None
+        seeds, is_worker = SeedGenerator(self.epoch.seed), get_worker_info() is not None
         if self.rank.ranks > 1:
             seeds.spawn(self.rank.rank, inplace=True)
         if is_worker:  # otherwise, the global generators belong to training
             seeds = seeds.spawn(self.number)
         state = None if self._base.stages is None else self._base
-        start = EpochStart(seeds, state, self._replay_reason, owns_generators=is_worker, place=self._place)
+        start = EpochStart(seeds, state, self._replay_reason, owns_generators=is_worker, epoch=self.epoch)
         self._run = run = EpochRun(pipe, start)
         for item in run.items:
             self._has_items = True
@@ -217,7 +218,7 @@ class Epochs:
             row: the facts of the previous epoch.
         """
         if self.known != row.begun:  # other processes have read epochs, which were not reported to this one
-            return self.received.begin(row.epoch - 1).leave(UNKNOWN)
+            return self.received.begin(row.epoch.number).leave(UNKNOWN)
         return self.received.leave(self._shared.left(row.begun)) if row.begun else self.received
 
     def check_workers(self, row: WorkerRow, workers: int, *, is_tracked: bool) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
+from wds_datapipes.epoch import NO_EPOCH, Epoch
 from wds_datapipes.loading.checkpoint.format import WorkerState
 from wds_datapipes.loading.progress import LoopPosition
 from wds_datapipes.received_epochs import UNKNOWN, Left, ReceivedEpochs
@@ -113,7 +114,7 @@ class TrackedEpoch:
     @property
     def received(self) -> ReceivedEpochs:
         """The epochs that the loop has received, with this one once it has begun."""
-        return self._before if self._is_resumed or self.row is None else self._before.begin(self.row.epoch - 1)
+        return self._before if self._is_resumed or self.row is None else self._before.begin(self.row.epoch.number)
 
     def states(self) -> list[WorkerState]:
         """Return the position of each worker after the batches received by the loop."""
@@ -126,25 +127,24 @@ MAX_WORKERS = 512
 
 
 class WorkerRow(NamedTuple):
-    """The facts that a worker needs to begin an epoch. All are non-negative numbers, initially 0.
+    """The facts that a worker needs to begin an epoch. All numbers are initially 0.
 
     Attributes:
-        epoch: the number of the next epoch, unless another one is selected.
-        seed: the seed of the latest epoch, if one has begun.
-        first: the seed of the first epoch, if it has begun.
-        next: the seed of the next epoch, if the first has begun.
+        epoch: the latest epoch that it has begun, without its record.
         begun: the number of epochs it has begun.
         workers: the number of workers in the latest epoch.
         loaded: the number of the loaded state from which it resumes, from 1; 0 if there is none.
     """
 
-    epoch: int = 0
-    seed: int = 0
-    first: int = 0
-    next: int = 0
+    epoch: Epoch = NO_EPOCH
     begun: int = 0
     workers: int = 0
     loaded: int = 0
+
+
+#: The numbers of a row besides its epoch, and all numbers of a row, in which that of an epoch is one higher.
+WORKER_NUMBERS = len(WorkerRow._fields) - 1
+COLUMNS = WORKER_NUMBERS + 4
 
 
 class LoopRow(NamedTuple):
@@ -177,17 +177,20 @@ class SharedEpochs:
 
     def __init__(self) -> None:
         # A row for each worker, and one for the loop.
-        tensor = torch.zeros((MAX_WORKERS + 1, len(WorkerRow._fields)), dtype=torch.int64)
+        tensor = torch.zeros((MAX_WORKERS + 1, COLUMNS), dtype=torch.int64)
         share: Callable[[], torch.Tensor] = tensor.share_memory_
         self._shared = share()
 
     def read(self, worker: int) -> WorkerRow:
         """Return the row of a worker."""
-        return WorkerRow(*map(int, self._numbers[worker]))
+        first, number, seed, following, *others = map(int, self._numbers[worker])
+        return WorkerRow(Epoch(first, number - 1, seed, following) if number else NO_EPOCH, *others)
 
     def write(self, row: WorkerRow, worker: int | None = None) -> None:
         """Set the row of a worker, or of all workers."""
-        self._numbers[slice(-1) if worker is None else worker] = row
+        epoch, *others = row
+        numbers = epoch.first, epoch.number + 1, epoch.seed, epoch.next or 0, *others
+        self._numbers[slice(-1) if worker is None else worker] = numbers
 
     def has_other_workers(self, workers: int) -> bool:
         """Whether the number of workers has changed, in which case not all of them know the next epoch."""
@@ -218,7 +221,7 @@ class SharedEpochs:
     @property
     def begun(self) -> int:
         """The maximum number of epochs that a worker has begun."""
-        return int(self._numbers[:-1, WorkerRow._fields.index("begun")].max())
+        return int(self._numbers[:-1, -WORKER_NUMBERS].max())
 
     def chosen(self, begun: int) -> int | None:
         """Return the epoch selected to follow ``begun`` epochs, or ``None``."""

@@ -111,7 +111,7 @@ def multiprocessing_service() -> None:
 
     def create(cls: Any, *_: Any, **__: Any) -> Any:
         if cls is MultiProcessingReadingService:
-            from wds_datapipes.loading.service.service import MultiProcessingService
+            from wds_datapipes.loading.service.drop_in import MultiProcessingService
 
             cls = MultiProcessingService
         return object.__new__(cls)
@@ -128,7 +128,7 @@ def repeated_order() -> None:
     from torchdata.dataloader2.random import seed_generator
 
     def draw() -> int:
-        from wds_datapipes.loading.epoch import draw_seed  # may be importing torchdata now
+        from wds_datapipes.loading.epoch_run import draw_seed  # may be importing torchdata now
 
         return draw_seed()
 
@@ -143,7 +143,7 @@ def split_orders() -> None:
     from torchdata.dataloader2 import reading_service
 
     def set_graph_random_seed(datapipe: Any, seed_generator: Any) -> Any:
-        from wds_datapipes.loading.epoch import seed_stages  # may be importing torchdata now
+        from wds_datapipes.loading.epoch_run import seed_stages  # may be importing torchdata now
 
         seed_stages(datapipe, seed_generator)
         return datapipe

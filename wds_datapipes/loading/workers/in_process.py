@@ -11,7 +11,7 @@ from typing import Any
 
 from wds_datapipes.counters import Counters
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
-from wds_datapipes.loading.epoch import EpochRun, EpochStart
+from wds_datapipes.loading.epoch_run import EpochRun, EpochStart
 from wds_datapipes.loading.progress import LoopPosition, SnapshotWriter
 from wds_datapipes.loading.report import SHORTEST_S, WorkerReport, wait_bucket
 from wds_datapipes.loading.torchdata_api import WorkerInfo
@@ -60,7 +60,7 @@ class LocalItems(LoopItems):
             iter_reset_fn=iter_reset_fn,
             worker_reset_fn=self._worker_reset_fn,
             info=WorkerInfo(1, 0),
-            place=self.place,
+            epoch=self.current,
         )
         self._run = EpochRun(self.source, start, counters=self.counters, seeded=pipe)
         self.source = self._run.pipe

@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from wds_datapipes.datapipes import IterDataPipe
+from wds_datapipes.epoch import Epoch
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
-from wds_datapipes.loading.epoch import PlaceInRun
 from wds_datapipes.loading.progress import LoopPosition
 from wds_datapipes.loading.report import LoadingReport, WorkerReport, log_skipped, log_stragglers
 from wds_datapipes.pipes.foreign_stages import declared
@@ -35,7 +35,7 @@ class LoopItems(Loader, Stage[Any]):
         epoch: the number of epochs that have begun.
         turn: the worker that yields the next item.
         is_over: whether the epoch has ended.
-        place: the place in the run of the epoch that begins, if known.
+        current: the epoch that begins, if the loader counts epochs.
         rank: the number of this rank, for reports.
         stragglers: the slow workers that were logged.
         ahead: the worker of each item that was taken but not delivered yet, if a stage of the main process prefetches.
@@ -45,7 +45,7 @@ class LoopItems(Loader, Stage[Any]):
         self.epoch = 0
         self.turn = 0
         self.is_over = False
-        self.place: PlaceInRun | None = None
+        self.current: Epoch | None = None
         self.rank = 0
         self.stragglers = set[str]()
         self.ahead: deque[int] | None = None

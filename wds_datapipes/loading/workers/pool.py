@@ -14,7 +14,7 @@ from typing import Any
 
 from wds_datapipes.interrupts import defer_interrupts
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
-from wds_datapipes.loading.epoch import seed_stages
+from wds_datapipes.loading.epoch_run import seed_stages
 from wds_datapipes.loading.report import WorkerReport
 from wds_datapipes.loading.transport.protocol import new_channel
 from wds_datapipes.loading.transport.receiver import Receiver
@@ -166,14 +166,14 @@ class PooledItems(LoopItems):
         bases = self.bases(resumed)
         super().begin(seed_generator, resumed, iter_reset_fn, pipe)
         self._awaits_beginning = self._continues and bases is None
-        seed_stages(pipe, seed_generator, self.place)
+        seed_stages(pipe, seed_generator, self.current)
         if (dispatcher := self._pool.dispatcher) is not None:
             for connection in (dispatcher, *self._pool.workers):
                 connection.drain()  # or the dispatching process could wait for a worker that waits for the loop
-            dispatcher.begin(self.epoch, (seed_generator, iter_reset_fn, self.place, None))
+            dispatcher.begin(self.epoch, (seed_generator, iter_reset_fn, self.current, None))
         for number, connection in enumerate(self._pool.workers):
             base = None if bases is None else bases[number]
-            payload = seed_generator.spawn(number), iter_reset_fn, self.place, base if resumed is None else None
+            payload = seed_generator.spawn(number), iter_reset_fn, self.current, base if resumed is None else None
             connection.begin(self.epoch, payload, base or WorkerState())
 
     def __iter__(self) -> Iterator[Any]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from wds_datapipes.loading.checkpoint.format import WorkerState
-from wds_datapipes.loading.epoch import EpochRun, EpochStart, call_with_pipeline
+from wds_datapipes.loading.epoch_run import EpochRun, EpochStart, call_with_pipeline
 from wds_datapipes.loading.progress import SnapshotWriter
 from wds_datapipes.loading.splitting import split_by_worker
 from wds_datapipes.loading.torchdata_api import WorkerInfo, extract_wrapper
@@ -207,7 +207,7 @@ class Worker:
         epoch: int,
         seed_generator: Any,
         iter_reset_fn: Callable[[Any], Any] | None,
-        place: Any,
+        current: Any,
         left_at: WorkerState | None,
     ) -> None:
         """Begin an epoch; of a stream, at the position where the loop has left the previous one, if it has."""
@@ -225,7 +225,7 @@ class Worker:
             iter_reset_fn=iter_reset_fn,
             worker_reset_fn=job.reset_fn,
             info=self.info,
-            place=place,
+            epoch=current,
         )
         self.epoch = epoch_run = EpochRun(self.pipe, start, counters=self.sender.counters)
         self.pipe = epoch_run.pipe

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 
 from wds_datapipes.arguments import check_choice, check_fields, check_integer, check_optional_integer
+from wds_datapipes.epoch import NO_EPOCH, Epoch
 from wds_datapipes.errors import EmptySourceError, StateError, plural
 from wds_datapipes.index.format.index_lookup import shard_sizes
 from wds_datapipes.index.format.manifest import Manifest
@@ -36,8 +37,8 @@ from wds_datapipes.pipes.instance import instance_in
 from wds_datapipes.pipes.samples.indexed_dataset import IndexedDataset
 from wds_datapipes.pipes.sharding import SplittingStage, warn_of_copies
 from wds_datapipes.pipes.stage import SnapshotStage
-from wds_datapipes.pipes.state.seeding import PlaceOfStage, SeededStage
-from wds_datapipes.received_epochs import Left, ReceivedEpochs, Rows
+from wds_datapipes.pipes.state.seeding import SeededStage
+from wds_datapipes.received_epochs import Left, ReceivedEpochs
 from wds_datapipes.samples.fields import PADDING_MARK
 from wds_datapipes.shards.held_samples import NONE_AWAITED, Awaited
 from wds_datapipes.shards.position import Resharding, SamplePosition
@@ -214,9 +215,10 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         count -= count % lanes if is_mixed else 0  # all lanes advance equally per epoch
         facts = {name: (part.stop - part.start, counts[name]) for name, part in parts.items()}
         self._own_phase = Phase(count, global_batch_size or 1, facts, points if is_mixed else None)
-        #: The phases of the run, the seed of its first epoch, and the seed of its order together with the number of the
-        #: epoch.
-        self.plan, self._first, self.place = self.plan_of([self._own_phase], ReceivedEpochs()), -1, (0, 0)
+        #: The phases of the run, the seed of the loader in its first epoch, and that of its order.
+        self.plan, self._first, self.run_seed = self.plan_of([self._own_phase], ReceivedEpochs()), -1, 0
+        #: The number of the epoch.
+        self.number = 0
 
     def set_shuffle(self, shuffle: bool = True) -> IndexedSamples:
         """Turn shuffling on or off; loaders call this."""
@@ -350,39 +352,40 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         """
         order = self.order if self._shuffles else "sequential"
         if following:
-            seed, place = self.next_seed or 0, (self.place[0], self.place[1] + 1)
+            seed, number = self.next_seed or 0, self.number + 1
         else:
-            seed, known = 0 if order == "sequential" else self.take_seed(), self.take_place()
+            seed, known = 0 if order == "sequential" else self.take_seed(), self.take_epoch()
             if known is not None and self._first not in (-1, known.first):  # another run begins
-                self.load_phases([], -1, 0)
+                self.load_phases([])
             self._check_schedule(known)
-            place = self.place = (seed, 0) if known is None else known[:2]
+            self.run_seed, self.number = seed, 0
             if known is not None:
+                self.run_seed, self.number = self.first_seed or 0, known.number
                 self.plan = self.plan_of(self.plan.phases, known.received)
-        run, number = place
-        return self._shards.order_of(self.plan, number, order, self.epoch, seed=seed, run=run)
+            number = self.number
+        return self._shards.order_of(self.plan, number, order, self.epoch, seed=seed, run=self.run_seed)
 
-    def _check_schedule(self, place: PlaceOfStage | None) -> None:
+    def _check_schedule(self, epoch: Epoch | None) -> None:
         """Check that the steps of a run are known if its weights change by step."""
         if all(len(phase.points or ()) <= 1 for phase in self.plan.phases):
             return
-        if place is None:
+        if epoch is None:
             raise RuntimeError(
                 "The weights change by step, but the steps of the run are not counted here. Read with "
                 "StatefulShards, or with DataLoader2, ShardReadingService and a seed, and without a later stage "
                 "that restarts IndexedSamples, such as .with_epoch() or .mix_samples(). To set the length of an "
                 "epoch, pass epoch=EpochOptions(samples=n); to mix, pass all datasets to IndexedSamples"
             )
-        if not place.received.follows:
+        if not epoch.received.follows:
             raise RuntimeError(
                 f"The weights change by step, so each epoch must follow the previous one, but set_epoch() has selected "
-                f"epoch {place.epoch}. Call it with the number of the next epoch, or not at all"
+                f"epoch {epoch.number}. Call it with the number of the next epoch, or not at all"
             )
 
     @property
     def _count(self) -> int:
         """The number of samples in the latest epoch."""
-        return self.plan.phase_of(self.place[1]).count
+        return self.plan.phase_of(self.number).count
 
     def plan_of(self, phases: Sequence[Phase], received: ReceivedEpochs | None = None) -> PhasePlan:
         """Return the plan of a run with some phases, whose loop has received some epochs; by default, as known."""
@@ -393,18 +396,16 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
         """Return the record of the first phase of a run that begins with this pipeline."""
         return record_of(self._described_phase())
 
-    def load_phases(self, records: Sequence[Mapping[str, Any]], first: int, epoch: int, received: Rows = ()) -> None:
+    def load_phases(self, records: Sequence[Mapping[str, Any]], epoch: Epoch = NO_EPOCH) -> None:
         """Continue the phases of a run.
 
         Args:
             records: the records in its state; empty if a run begins with this pipeline.
-            first: the seed of its first epoch.
             epoch: the epoch in which it resumes.
-            received: the epochs that the loop has received, in the state.
         """
         phases = phases_in(records) or [self._own_phase]
-        self.plan, self._first = self.plan_of(phases, ReceivedEpochs.of(received)), first if records else -1
-        self.place = self.place[0], epoch
+        self.plan, self._first = self.plan_of(phases, epoch.received), epoch.first if records else -1
+        self.number = max(epoch.number, 0)
 
     def begin_phase(self, records: Sequence[Mapping[str, Any]], epoch: int, position: int) -> dict[str, Any]:
         """Return the record of the phase that begins with this pipeline at a position of a run.
@@ -450,7 +451,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
 
     def batch_of(self, ranks: int) -> int:
         """Return the number of samples in a batch over all ranks, in the last phase up to this epoch."""
-        phase = [each for each in self.plan.phases if each.epoch <= self.place[1]][-1]
+        phase = [each for each in self.plan.phases if each.epoch <= self.number][-1]
         return ranks if self.global_batch_size is None else phase.batch
 
     def find_batch(self, number: int, ranks: int, rest: RestOfEpoch, batch: int) -> list[Numbers]:

@@ -9,9 +9,9 @@ from typing import Any
 
 from wds_datapipes.arguments import check_integer, check_optional_integer
 from wds_datapipes.datapipes import IterDataPipe
+from wds_datapipes.epoch import Epoch
 from wds_datapipes.pipes.instance import instance_of_process
 from wds_datapipes.pipes.stage import CountingStage, register_stage
-from wds_datapipes.pipes.state.seeding import PlaceOfStage
 from wds_datapipes.samples.sample_log import LogTarget, log_samples
 
 
@@ -50,7 +50,7 @@ class SampleLogger(CountingStage[Any]):
     """
 
     function = staticmethod(log_samples)
-    place_in_run: PlaceOfStage | None = None
+    current_epoch: Epoch | None = None
 
     def __init__(
         self,
@@ -81,13 +81,13 @@ class SampleLogger(CountingStage[Any]):
         """
         instance = instance_of_process(self)
         options, path = super().function_options(), self.position_log
-        place, self.place_in_run = self.place_in_run, None
+        epoch, self.current_epoch = self.current_epoch, None
         if path is not None:
-            if place is None or options["position"] is None:
+            if epoch is None or options["position"] is None:
                 raise RuntimeError(
                     "log_samples(positions=) needs samples from shards, and StatefulShards or a ShardReadingService "
                     "that counts epochs. Put it after .mix_samples() and .with_epoch(), which restart their sources"
                 )
             name = f"{instance.rank}of{instance.ranks}-{instance.worker}of{instance.workers}"
-            path = path / f"{place.first:016x}" / f"{place.epoch:06}-{name}.positions"
+            path = path / f"{epoch.first:016x}" / f"{epoch.number:06}-{name}.positions"
         return {**options, "rank": instance.rank, "worker": instance.worker, "positions": path}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from wds_datapipes.datapipes import IterDataPipe
+from wds_datapipes.epoch import Epoch
 from wds_datapipes.pipes.graph import graph_of
 from wds_datapipes.pipes.inspection import library_of, takes_seed
-from wds_datapipes.received_epochs import NONE_RECEIVED, ReceivedEpochs
 from wds_datapipes.seeds import derived_seed
 
 if TYPE_CHECKING:
@@ -22,23 +22,7 @@ if TYPE_CHECKING:
 #: the attribute that marks a wrapped method.
 SEED, _MARK = "_wds_datapipes_seed", "_derives_later_seeds"
 #: The attributes of a `SeededStage` that hold seeds.
-SEEDS = frozenset({"_seed", "_last_seed", "_own_seed", "next_seed", "place_in_run"})
-
-
-class PlaceOfStage(NamedTuple):
-    """The place of an epoch in a run, for one of its stages.
-
-    Attributes:
-        seed: the seed of the run, for this stage.
-        epoch: the number of the epoch.
-        first: the loader's seed of the first epoch.
-        received: the epochs that the loop has received before, and this one.
-    """
-
-    seed: int
-    epoch: int
-    first: int
-    received: ReceivedEpochs = NONE_RECEIVED
+SEEDS = frozenset({"_seed", "_last_seed", "_own_seed", "next_seed", "first_seed", "current_epoch"})
 
 
 class SeededStage:
@@ -49,23 +33,25 @@ class SeededStage:
 
     Attributes:
         next_seed: the seed of the next epoch, if the loader knows it, so that a stage can prepare for that epoch.
-        place_in_run: the place of the epoch in a run, if the loader knows it.
+        current_epoch: the epoch, in its first pass, if the loader counts epochs.
+        first_seed: the seed of this stage in epoch 0, if so.
     """
 
     next_seed: int | None = None
-    place_in_run: PlaceOfStage | None = None
+    current_epoch: Epoch | None = None
+    first_seed: int | None = None
     _seed: int | None = None
     _last_seed: int | None = None
 
     def set_seed(self, seed: int) -> Self:
         """Set the seed of the next pass; called by loaders."""
-        self._seed, self.next_seed, self.place_in_run = seed, None, None
+        self._seed, self.next_seed, self.first_seed, self.current_epoch = seed, None, None, None
         return self
 
-    def take_place(self) -> PlaceOfStage | None:
-        """Return the place of the pass in a run; None for all but the first pass of an epoch."""
-        place, self.place_in_run = self.place_in_run, None
-        return place
+    def take_epoch(self) -> Epoch | None:
+        """Return the epoch of the pass; None for all but the first pass of an epoch."""
+        epoch, self.current_epoch = self.current_epoch, None
+        return epoch
 
     def take_seed(self) -> int:
         """Return the seed of a new pass, or one from torch's generator if no loader has ever set a seed."""

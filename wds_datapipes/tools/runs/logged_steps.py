@@ -20,7 +20,7 @@ from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.inspection import call_of
 from wds_datapipes.pipes.samples.indexed_samples import IndexedSamples
 from wds_datapipes.pipes.state.pipeline_state import first_uneven_stage
-from wds_datapipes.received_epochs import UNKNOWN, ReceivedEpochs, Rows
+from wds_datapipes.received_epochs import UNKNOWN, ReceivedEpochs
 from wds_datapipes.samples.sample_log import BYTES, OFFSET_BITS
 
 
@@ -36,14 +36,14 @@ class LoggedSteps:
         ValueError: the pipeline has no log, or a stage after it does not make batches of a fixed size.
     """
 
-    def __init__(self, pipeline: Any, first: int, received: Sequence[Rows]) -> None:
+    def __init__(self, pipeline: Any, first: int, received: Sequence[ReceivedEpochs]) -> None:
         self._batches = LoggedBatches(PipelineGraph(pipeline).chain)
         if self._batches.folder is None:
             raise ValueError("The steps of a stream require the log of .log_samples(positions=)")
         if (uneven := first_uneven_stage(self._batches.later)) is not None:
             raise ValueError(f"{call_of(uneven)} comes after the log and may drop samples or hold them back")
         self._folder, self._size = self._batches.folder / f"{first:016x}", self._batches.size
-        self._received = [*map(ReceivedEpochs.of, received)]
+        self._received = [*received]
 
     def rows(self, step: int) -> tuple[IndexedShards, int, Numbers]:
         """Return the shards of the samples of a step, its epoch, and a row of numbers for each sample.

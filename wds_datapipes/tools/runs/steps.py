@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from wds_datapipes.arguments import check_integer, checks_calls
+from wds_datapipes.epoch import Epoch
 from wds_datapipes.errors import StateError
 from wds_datapipes.index.order.batch_share import WHOLE_EPOCH, RestOfEpoch
 from wds_datapipes.index.order.indexed_shards import IndexedShards
@@ -21,13 +22,12 @@ from wds_datapipes.index.read.dataset_reader import DatasetReader
 from wds_datapipes.loading.checkpoint.amendment import adopt
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState, checkpoints_in
 from wds_datapipes.loading.checkpoint.resharding import place_of
-from wds_datapipes.loading.epoch import EpochRun, EpochSeeds, EpochStart, PlaceInRun, seed_stages
+from wds_datapipes.loading.epoch_run import EpochRun, EpochStart, seed_stages
 from wds_datapipes.loading.splitting import split_by_rank, split_by_worker
 from wds_datapipes.pipes.graph import PipelineGraph, graph_of
 from wds_datapipes.pipes.inspection import call_of
 from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.pipes.state.pipeline_state import first_uneven_stage, refusing_corrupt_states
-from wds_datapipes.received_epochs import ReceivedEpochs
 from wds_datapipes.redaction import hides_credentials, redact
 from wds_datapipes.seeds import SeedGenerator
 from wds_datapipes.tools.runs.logged_steps import LoggedSteps
@@ -84,10 +84,12 @@ class RunSteps:
         source, *buffers = PipelineGraph(pipeline).stateful_stages()
         self.saved, self._rows = saved, self._find
         self._source: Any = None
-        self._seed_of = EpochSeeds.of(saved).of_epoch
+        self._seed_of = saved.epoch.seed_of
         if source.phased_source() is None:
             adopt([saved], pipeline, descriptions(pipeline), saved.ranks)
-            self._rows = LoggedSteps(pipeline, saved.first, [each.received for each in (saved, *others)]).rows
+            self._rows = LoggedSteps(
+                pipeline, saved.epoch.first, [each.epoch.received for each in (saved, *others)]
+            ).rows
             return
         if buffers:
             raise ValueError(f"{call_of(buffers[0])} holds samples back, so its draws decide which samples a step has")
@@ -101,7 +103,7 @@ class RunSteps:
         source = self._source
         self._ranks = saved.ranks
         check_steps([saved, *others], source.plan)
-        self._plan, self._rest, epoch = source.plan_on(self._ranks), _rest_in(saved), max(saved.epoch, 0)
+        self._plan, self._rest, epoch = source.plan_on(self._ranks), _rest_in(saved), max(saved.epoch.number, 0)
         phases, begins = self._plan.phases, self._rest.start - len(self._rest.missing)
         if self._rest != WHOLE_EPOCH and (epoch, begins) != (phases[-1].epoch, phases[-1].start):  # it was resharded
             step = self._plan.step_at(epoch, begins)
@@ -164,7 +166,7 @@ class RunSteps:
         self._check_order()
         epoch, position = place_of([self.saved], self._source)[:2]
         self._order_of(epoch, self._plan)
-        seed = None if self._source.order == "sequential" else self._source.place[0]
+        seed = None if self._source.order == "sequential" else self._source.run_seed
         return self._plan.step_at(epoch, position), self._plan.seen(seed, epoch, position)
 
     def replay(self, step: int) -> Iterator[tuple[int, Any]]:
@@ -191,9 +193,7 @@ class RunSteps:
             split_by_worker(split_by_rank(pipe, instance), instance)
             seeds = seeds.spawn(rank) if self._ranks > 1 else seeds
             seeds = seeds.spawn(worker) if self.saved.workers else seeds
-            run = EpochRun(
-                pipe, EpochStart(seeds, state, place=PlaceInRun(self.saved.first, epoch, received=source.plan.received))
-            )
+            run = EpochRun(pipe, EpochStart(seeds, state, epoch=self._epoch(epoch, source.plan)))
             for item in run.items if len(positions) else ():
                 yield rank, item
                 if source.snapshot()["passed"] >= done + len(positions):
@@ -219,16 +219,23 @@ class RunSteps:
         rest = WHOLE_EPOCH
         if phase.start and epoch == phase.epoch:
             rest = RestOfEpoch(phase.start, (), self._plan.end_of(epoch))
-            if phase is self._plan.phases[-1] and self._rest != WHOLE_EPOCH and epoch == max(self.saved.epoch, 0):
+            if (
+                phase is self._plan.phases[-1]
+                and self._rest != WHOLE_EPOCH
+                and epoch == max(self.saved.epoch.number, 0)
+            ):
                 rest = self._rest
         return epoch, batch, rest, phase.batch
+
+    def _epoch(self, number: int, plan: PhasePlan) -> Epoch:
+        """Return an epoch of the run according to a plan."""
+        return Epoch(self.saved.epoch.first, number, self._seed_of(number), received=plan.received)
 
     def _order_of(self, epoch: int, plan: PhasePlan) -> Any:
         """Return the order of an epoch according to the plan at that time; the last one is kept."""
         if self._order[0] != (known := (epoch, plan.phases, plan.received)):
             self._source.plan = plan
-            place = PlaceInRun(self.saved.first, epoch, received=plan.received)
-            seed_stages(self._pipeline, SeedGenerator(self._seed_of(epoch)), place)
+            seed_stages(self._pipeline, SeedGenerator(self._seed_of(epoch)), self._epoch(epoch, plan))
             self._order = known, self._source.order_of_epoch()
         return self._order[1]
 
@@ -240,7 +247,7 @@ def check_steps(saved: Sequence[Checkpoint], plan: PhasePlan) -> None:
         StateError: the loops of the ranks have left their epochs at different steps; or epochs were repeated in a run
             that was amended.
     """
-    if any(ReceivedEpochs.of(each.received) != ReceivedEpochs.of(saved[0].received) for each in saved):
+    if any(each.epoch.received != saved[0].epoch.received for each in saved):
         raise StateError(
             "The loops of the ranks have left their epochs at different steps, so there are no steps of the whole run"
         )

@@ -1,4 +1,4 @@
-"""The start of an epoch in one process, for all kinds of loaders, and the seeds of its stages.
+"""An epoch of a pipeline in one process, for all kinds of loaders, and the seeds of its stages.
 
 A ``SeedGenerator``, torchdata's or ours, has two sources of seeds: a shared one, which yields the same seeds on every
 rank and worker, and one that differs between them. Both depend only on the loader's seed and the epoch's number.
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.random  # NumPy would import it at first use, in every worker
@@ -18,8 +18,9 @@ import torch
 
 from wds_datapipes.counters import Counters
 from wds_datapipes.datapipes import IterDataPipe, MapDataPipe
+from wds_datapipes.epoch import Epoch
 from wds_datapipes.errors import StateError
-from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
+from wds_datapipes.loading.checkpoint.format import WorkerState
 from wds_datapipes.loading.torchdata_patches.local_functions import pickled_stages
 from wds_datapipes.pipes.foreign_iteration import adapt_foreign_stages
 from wds_datapipes.pipes.foreign_stages import declared
@@ -28,160 +29,32 @@ from wds_datapipes.pipes.inspection import splits, takes_seed
 from wds_datapipes.pipes.state.empty_passes import watch_empty_passes
 from wds_datapipes.pipes.state.pipeline_state import load_state, next_epoch_state, save_state
 from wds_datapipes.pipes.state.replay import ReplayedItems
-from wds_datapipes.pipes.state.seeding import PlaceOfStage, derive_later_seeds
+from wds_datapipes.pipes.state.seeding import derive_later_seeds
 from wds_datapipes.pipes.state.shard_order import guard_listings, remove_listings
-from wds_datapipes.received_epochs import NONE_RECEIVED, Left, ReceivedEpochs
 from wds_datapipes.seeds import SeedGenerator, derived_seed
 
 #: The last seed drawn in each thread, for a loader without a seed.
 _drawn = threading.local()
 
 
-class PlaceInRun(NamedTuple):
-    """The place of an epoch in a run.
-
-    Attributes:
-        first: the seed of the first epoch of the run.
-        epoch: the number of the epoch.
-        following: the seed generator of the next epoch, if known.
-        received: the epochs that the loop has received, up to this one.
-    """
-
-    first: int
-    epoch: int
-    following: SeedGenerator | None = None
-    received: ReceivedEpochs = NONE_RECEIVED
-
-
-@dataclass
-class EpochSeeds:
-    """The seeds of the epochs: the first is that of the loader, and each of the others follows from the previous one.
-
-    They equal those of torchdata, whose generator (Philox) is the same in every release of Python and torch.
-
-    Attributes:
-        seed: the seed of the current epoch.
-        epoch: its number since the loader was seeded, from 0.
-        first: the seed of the first epoch.
-        next: the seed of the next epoch, unless the loader is seeded again first.
-        wanted: the number selected for the next epoch, or ``None``.
-        phases: the history of the run, from its state; empty if the run began here.
-        received: the epochs that the loop has received, up to this one.
-    """
-
-    seed: int = 0
-    epoch: int = 0
-    first: int = 0
-    next: int | None = None
-    wanted: int | None = None
-    phases: Sequence[Any] = ()
-    received: ReceivedEpochs = NONE_RECEIVED
-
-    @classmethod
-    def of(cls, state: Checkpoint) -> EpochSeeds:
-        """Return the seeds stored in a checkpoint."""
-        received = ReceivedEpochs.of(state.received)
-        return cls(state.seed, state.epoch, state.first, state.next, state.wanted, state.phases, received)
-
-    def begin(
-        self,
-        seed_generator: Any,
-        resumed_from: Checkpoint | None = None,
-        *,
-        meet: Callable[[int], int] | None = None,
-        rank: int | None = None,
-        left: Left = None,
-    ) -> None:
-        """Begin an epoch, or resume one.
-
-        Args:
-            seed_generator: the seed generator of the loader, as left by the previous epoch or by a new seed.
-            resumed_from: the state from which the run resumes; if its epoch is over, the next one begins.
-            meet: called with a number of this rank, returns that of rank 0; ``None`` if they need not meet.
-            rank: the rank of this process, if another reading service has seeded the ranks.
-            left: how the loop has left the previous epoch, if it does not resume.
-
-        Raises:
-            StateError: the selected epoch is not that of the state.
-        """
-        if resumed_from is not None:
-            resumed_from.check_epoch(self.wanted)
-            wanted = resumed_from.wanted if self.wanted is None else self.wanted
-            vars(self).update(vars(EpochSeeds.of(resumed_from)))
-            if not resumed_from.is_over:
-                if meet is not None:
-                    meet(0)
-                seed_generator.seed(self.seed)
-                return
-            self.wanted = wanted
-        if meet is not None:
-            seed_generator.seed(meet(seed_of(seed_generator)))
-        # Compare values that all ranks have, so that they count the same epochs even if only rank 0 was seeded again.
-        is_next = self.next is not None and seed_of(seed_generator) in (self.next, seed_after(self.next))
-        if is_next and seed_of(seed_generator) != self.next:  # another reading service has drawn from it
-            self._seed_rank(seed_generator, self.next, rank)
-        self.epoch = self.epoch + 1 if is_next else 0
-        self.first = self.first if is_next else seed_of(seed_generator)
-        self.phases = self.phases if is_next else ()
-        self.received = self.received.leave(left) if is_next else ReceivedEpochs()
-        if self.wanted is not None:
-            self.epoch, self.wanted = self.wanted, None
-            self._seed_rank(seed_generator, derived_seed("epoch", self.first, self.epoch), rank)
-        self.seed = seed_of(seed_generator)
-        self.received = self.received.begin(self.epoch)
-
-    @staticmethod
-    def _seed_rank(seed_generator: Any, seed: int | None, rank: int | None) -> None:
-        seed_generator.seed(seed)
-        if rank is not None:
-            seed_generator.spawn(rank, inplace=True)
-
-    def of_epoch(self, number: int) -> int:
-        """Return the seed of any epoch of the run.
-
-        Raises:
-            StateError: the current epoch was selected by ``set_epoch``, but the first was not, so the seeds of others
-                are unknown.
-        """
-        if number == self.epoch:
-            return self.seed
-        if self.epoch >= 0 and self.seed == derived_seed("epoch", self.first, self.epoch):
-            return derived_seed("epoch", self.first, number)
-        seeds = [self.first]
-        while len(seeds) <= max(number, self.epoch):
-            seeds.append(seed_after(seeds[-1]))
-        if self.epoch >= 0 and seeds[self.epoch] != self.seed:
-            raise StateError(
-                f"The seeds of this run are known for epoch {self.epoch} only, which set_epoch({self.epoch}) has "
-                f"selected: epoch {number} depends on the calls of set_epoch"
-            )
-        return seeds[number]
-
-    def place(self, *, is_seeded: bool = True) -> PlaceInRun:
-        """Return the place of this epoch; assume that ``set_epoch`` selects the next one if it selected this one."""
-        if not is_seeded:
-            return PlaceInRun(self.first, self.epoch, received=self.received)
-        if self.seed == derived_seed("epoch", self.first, self.epoch):
-            following = self.of_epoch(self.epoch + 1)
-        else:
-            following = seed_after(self.seed)
-        return PlaceInRun(self.first, self.epoch, SeedGenerator(following), self.received)
-
-    def end(self, seed_generator: Any) -> None:
-        """Advance the generator, so that the next epoch has a different order, which is the same on every rank."""
-        self.next = seed_after(self.seed)
-        seed_generator.seed(self.next)
-
-
-def seed_after(seed: int) -> int:
-    """Return the seed of the epoch after one that ``set_epoch`` did not select."""
-    return SeedGenerator(seed).generate_shared_seed()
-
-
 def seed_of(seed_generator: Any) -> int:
     """Return the seed of a generator."""
     low, high = seed_generator._shared_rng._seed
     return int(low | high << 32)
+
+
+def seed_loader(seed_generator: Any, seed: int, rank: int | None = None) -> None:
+    """Set the seed of a loader's generator, unless it has this seed.
+
+    Args:
+        seed_generator: the generator.
+        seed: the seed.
+        rank: the rank of this process, if another reading service has seeded the ranks.
+    """
+    if seed_of(seed_generator) != seed:
+        seed_generator.seed(seed)
+        if rank is not None:
+            seed_generator.spawn(rank, inplace=True)
 
 
 def draw_seed() -> int:
@@ -195,7 +68,7 @@ def is_drawn(seed_generator: Any) -> bool:
     return seed_of(seed_generator) == getattr(_drawn, "seed", None)
 
 
-def seed_stages(pipe: Any, seed_generator: Any, place: PlaceInRun | None = None) -> None:
+def seed_stages(pipe: Any, seed_generator: Any, epoch: Epoch | None = None) -> None:
     """Seed every stage that takes a seed: identically on all workers and ranks before the split, differently after it.
 
     A stage whose ``shares_seed`` is true has the same seed everywhere, even after the split.
@@ -206,7 +79,7 @@ def seed_stages(pipe: Any, seed_generator: Any, place: PlaceInRun | None = None)
     Args:
         pipe: the last stage.
         seed_generator: the seed generator of this worker.
-        place: the place of the epoch in the run, if known.
+        epoch: the epoch, if the loader counts epochs.
     """
     derive_later_seeds(pipe)
     # Draw the seeds in the same order as torchdata, so that the order for a given seed does not change.
@@ -220,18 +93,18 @@ def seed_stages(pipe: Any, seed_generator: Any, place: PlaceInRun | None = None)
     sharing = [stage for stage in after if declared(stage).shares_seed]
     for number, stage in enumerate(sharing):
         stage.set_seed(derived_seed("shares_seed", seed_of(seed_generator), number))
-    if place is None:
+    if epoch is None:
         return
-    first, following = SeedGenerator(place.first), place.following
+    first, following = SeedGenerator(epoch.first), epoch.expected_next
+    follows = None if following is None else SeedGenerator(following)
     for stage in filter(takes_seed, before):
-        stage.place_in_run = PlaceOfStage(first.generate_shared_seed(), place.epoch, place.first, place.received)
-        stage.next_seed = None if following is None else following.generate_shared_seed()
+        stage.current_epoch, stage.first_seed = epoch, first.generate_shared_seed()
+        stage.next_seed = None if follows is None else follows.generate_shared_seed()
     for stage in (each for each in after if declared(each).position_log_folder() is not None):
-        stage.place_in_run = PlaceOfStage(0, place.epoch, place.first, place.received)
+        stage.current_epoch = epoch
     for number, stage in enumerate(sharing):
-        seed = derived_seed("shares_seed", place.first, number)
-        stage.place_in_run = PlaceOfStage(seed, place.epoch, place.first, place.received)
-        stage.next_seed = None if following is None else derived_seed("shares_seed", seed_of(following), number)
+        stage.current_epoch, stage.first_seed = epoch, derived_seed("shares_seed", epoch.first, number)
+        stage.next_seed = None if following is None else derived_seed("shares_seed", following, number)
 
 
 def refuse_hidden_stages(pipe: Any) -> None:
@@ -279,7 +152,7 @@ class EpochStart:
         iter_reset_fn: the reset function of another reading service; it takes and returns the pipe.
         worker_reset_fn: the user's function; it takes the pipe, the worker and the generator, and returns the pipe.
         info: the ``WorkerInfo`` of this process.
-        place: the place of the epoch in the run, if known.
+        epoch: the epoch, if the loader counts epochs.
     """
 
     seeds: Any
@@ -289,7 +162,7 @@ class EpochStart:
     iter_reset_fn: Callable[[Any], Any] | None = None
     worker_reset_fn: Callable[[Any, Any, Any], Any] | None = None
     info: Any = None
-    place: PlaceInRun | None = None
+    epoch: Epoch | None = None
 
 
 class EpochRun:
@@ -320,7 +193,7 @@ class EpochRun:
         remove_listings(pipe)
         if start.owns_generators:
             _seed_generators(start)
-        seed_stages(pipe if seeded is None else seeded, start.seeds, start.place)
+        seed_stages(pipe if seeded is None else seeded, start.seeds, start.epoch)
         if start.iter_reset_fn is not None:
             pipe = call_with_pipeline("iter_reset_fn", start.iter_reset_fn(pipe))
         if start.worker_reset_fn is not None:

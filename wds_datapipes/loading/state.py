@@ -1,0 +1,135 @@
+"""The state of a loader: what it loads, what each worker resumes from, and what it saves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from wds_datapipes.epoch import Epoch
+from wds_datapipes.loading.checkpoint.amendment import adopt, begin_run
+from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState, checkpoints_in, state_of
+from wds_datapipes.loading.checkpoint.received import counts_steps, steps_received
+from wds_datapipes.loading.checkpoint.resharding import check_ranks, of_all_ranks, state_of_rank
+from wds_datapipes.pipes.state.description import descriptions
+from wds_datapipes.pipes.state.pipeline_state import difference_of_ranks
+from wds_datapipes.received_epochs import Left
+from wds_datapipes.types import Instance
+
+
+class LoaderState:
+    """Loads and saves the states of a loader, whatever runs its workers.
+
+    A state is loaded, adopted by the pipeline, checked against the ranks, and resharded if the numbers of ranks or
+    workers differ. The result holds what each worker resumes from. Between two items, the positions of the workers are
+    collected into a state.
+
+    Args:
+        rank: this rank, and its number of workers.
+        pipe: the pipeline before it is split, if it is known.
+
+    Attributes:
+        loaded: the checkpoints in the loaded state, until an epoch begins from them.
+        phases: the history of a run that begins with the pipeline, or of the run that it has adopted.
+        counts_steps: whether its states record the steps that the loop has received.
+    """
+
+    def __init__(self, rank: Instance, pipe: Any = None) -> None:
+        self.rank = rank
+        self.loaded: list[Checkpoint] = []
+        self.phases: list[dict[str, Any]] = []
+        self.counts_steps = self._is_alike = self._amends = False
+        self._pipe: Any = None
+        self._stages: list[str] = []
+        if pipe is not None:
+            self.describe(pipe)
+
+    def describe(self, pipe: Any) -> None:
+        """Record the pipeline, before it is split."""
+        self._pipe, self._stages, self.phases = pipe, descriptions(pipe), begin_run(pipe)
+        self.counts_steps, self._is_alike = counts_steps(pipe), not difference_of_ranks(pipe)
+
+    def load(self, state: Any, *, amend: bool = False) -> None:
+        """Load a state of any of the loaders.
+
+        Args:
+            state: the state.
+            amend: whether the pipeline may change the run.
+
+        Raises:
+            StateError: the argument is not a state.
+        """
+        self.loaded, self._amends = checkpoints_in(state), amend
+
+    def adopted(self, *, knows_ranks: bool = True) -> list[Checkpoint]:
+        """Return the loaded checkpoints for this pipeline, which continues their run.
+
+        Args:
+            knows_ranks: whether the number of ranks is known, on which sizes of batches may depend.
+
+        Raises:
+            StateError: they belong to another pipeline.
+        """
+        if self._pipe is None or not self.loaded:
+            return self.loaded
+        ranks = self.rank.ranks if knows_ranks else None
+        return adopt(self.loaded, self._pipe, self._stages, ranks, amend=self._amends)
+
+    def check_ranks(self) -> None:
+        """Check that the loaded state shows where this rank resumes. An epoch is over if it is over on all ranks.
+
+        Raises:
+            StateError: it is not the state of this rank, or does not show whether other ranks are in the same epoch.
+        """
+        check_ranks(self.loaded, self.rank, self._pipe)
+        self.continue_on_all_ranks()
+
+    def continue_on_all_ranks(self) -> None:
+        """Let the epoch continue on all ranks if it is over on some of them only."""
+        if not all(checkpoint.is_over for checkpoint in self.loaded):
+            self.loaded = [replace(checkpoint, is_over=False) for checkpoint in self.loaded]
+
+    def resume(self, workers: int) -> Checkpoint:
+        """Return what the workers of this rank resume from.
+
+        Args:
+            workers: their number.
+
+        Raises:
+            StateError: the state of a rank is missing, or the pipeline cannot be resharded.
+        """
+        first = self.loaded[0]
+        return first if first.worker is not None else self._on_rank(self.rank.on_worker(0, workers))
+
+    def _on_rank(self, rank: Instance) -> Checkpoint:
+        return state_of_rank(self.loaded, self._pipe, rank)
+
+    def checkpoint(
+        self, epoch: Epoch, parts: Sequence[WorkerState], *, phases: Sequence[Any] = (), **facts: Any
+    ) -> Checkpoint:
+        """Collect the positions of the workers of this rank.
+
+        Args:
+            epoch: the epoch.
+            parts: the position of each worker.
+            phases: the history of the run, if another one has begun than that of ``phases``.
+            facts: other fields of the checkpoint.
+        """
+        saved = Checkpoint(
+            stages=self._stages,
+            epoch=epoch if self.counts_steps else epoch.without_record(),
+            phases=[*(phases or self.phases)],
+            parts=[*parts],
+            rank=self.rank.rank,
+            ranks=self.rank.ranks,
+            **facts,
+        )
+        return of_all_ranks(saved, self._pipe) if self._is_alike and saved.replay is None else saved
+
+    def collect(self, saved: Sequence[Checkpoint]) -> dict[str, str]:
+        """Return the state that holds some checkpoints."""
+        return state_of(saved)
+
+    def left(self, saved: Checkpoint) -> Left:
+        """Return how a loop leaves the epoch of a checkpoint; None if it has received all of it."""
+        return steps_received(saved, self._pipe) if self.counts_steps else None
