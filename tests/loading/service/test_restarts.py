@@ -74,7 +74,7 @@ def test_an_unresponsive_worker_is_waited_for(tmp_path: Path) -> None:
 
 def test_a_worker_unresponsive_for_too_long_is_an_error(tmp_path: Path) -> None:
     with loading(tmp_path, timeout_s=600) as loader:
-        loader.reading_service._items._pool.workers[1]._timeout_s = 1.0  # the others may be slow on a busy machine
+        loader.reading_service.loop.items._pool.workers[1]._timeout_s = 1.0  # the others may be slow on a busy machine
         os.kill(loader.reading_service.report().workers[1].pid, signal.SIGSTOP)
         with pytest.raises(WorkerTimeoutError, match=r"Worker 1 \(pid \d+\) has sent nothing for timeout_s=1 s"):
             restart(loader, [0], threading.Event())
