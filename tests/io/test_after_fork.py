@@ -65,7 +65,7 @@ def test_the_error_of_a_hook_stops_no_other_one(monkeypatch: pytest.MonkeyPatch)
 
 def test_each_place_in_the_list_belongs_to_one_module() -> None:
     texts = "".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
-    assert sorted(re.findall(r'^at_fork\(\s*"([^"]+)"', texts, re.MULTILINE)) == sorted(ORDER)
+    assert sorted(re.findall(r'^ *at_fork\(\s*"([^"]+)"', texts, re.MULTILINE)) == sorted(ORDER)
     assert len(re.findall(r"os\.register_at_fork\(", texts)) == 1
 
 
