@@ -17,9 +17,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from wds_datapipes.datapipes import SHARDING_PRIORITIES, IterDataPipe
 from wds_datapipes.errors import plural
 from wds_datapipes.pipes.foreign_stages import declared
-from wds_datapipes.pipes.graph import graph_of
+from wds_datapipes.pipes.graph import PipelineGraph, graph_of
 from wds_datapipes.pipes.groups import groups_of
-from wds_datapipes.pipes.inspection import call_of, sources_of, splits
+from wds_datapipes.pipes.inspection import call_of, splits
 from wds_datapipes.pipes.instance import own_rank
 from wds_datapipes.pipes.sharding import number_instances
 from wds_datapipes.types import ALONE, Instance
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 def split_by_rank(pipe: Any, instance: Instance) -> Any:
     """Assign a rank its share of the data."""
-    _split(pipe, instance.ranks, instance.rank, SHARDING_PRIORITIES.DISTRIBUTED)
+    _split(PipelineGraph(pipe), instance.ranks, instance.rank, SHARDING_PRIORITIES.DISTRIBUTED)
     return pipe
 
 
@@ -41,28 +41,28 @@ def split_by_worker(pipe: Any, instance: Instance) -> Any:
     Stages whose ``apply_sharding`` takes no sharding group are split between all workers of all ranks, because only the
     last split counts for them.
     """
-    _split(pipe, max(instance.workers, 1), instance.worker, SHARDING_PRIORITIES.MULTIPROCESSING)
-    number_instances(pipe)
-    for splitter in graph_of(pipe).splitters if instance.ranks > 1 else ():
+    graph = PipelineGraph(pipe)
+    _split(graph, max(instance.workers, 1), instance.worker, SHARDING_PRIORITIES.MULTIPROCESSING)
+    number_instances(graph)
+    for splitter in graph.splitters if instance.ranks > 1 else ():
         if not _takes_group(splitter):
             splitter.apply_sharding(instance.count, instance.number)
     return pipe
 
 
-def _split(pipe: Any, count: int, number: int, group: SHARDING_PRIORITIES) -> None:
+def _split(graph: PipelineGraph, count: int, number: int, group: SHARDING_PRIORITIES) -> None:
     """Assign an instance its share of the data, as torch's ``apply_sharding`` does.
 
     Raises:
         RuntimeError: data that one stage has split would be split again by another one.
     """
-    for splitter in graph_of(pipe).splitters:
-        if any(declared(stage).process_boundary == "remote" for stage in graph_of(splitter).stages):
+    for splitter in graph.splitters:
+        before = graph.at(splitter)
+        if any(declared(stage).process_boundary == "remote" for stage in before.stages):
             continue  # its items were already split between the workers
         splitter.apply_sharding(count, number, **({"sharding_group": group} if _takes_group(splitter) else {}))
-        if (
-            first := next((each for source in sources_of(splitter) for each in graph_of(source).splitters), None)
-        ) is not None:
-            names = f"{call_of(splitter)} comes after {call_of(first)}"
+        if others := [each for each in before.splitters if each is not splitter]:
+            names = f"{call_of(splitter)} comes after {call_of(others[0])}"
             raise RuntimeError(f"Sharding twice would lose data: {names}, which splits it already. Remove one of them")
 
 
@@ -290,7 +290,8 @@ def check_facts_match(rank: int, facts: Facts, other: int, others: Facts) -> Non
 
 def _lists(pipe: Any) -> list[Sequence[str]]:
     """Return the shard lists of the stages before the split, if they are known without reading."""
-    before = {id(stage): stage for splitter in graph_of(pipe).splitters for stage in graph_of(splitter).stages}
+    graph = graph_of(pipe)
+    before = {id(stage): stage for splitter in graph.splitters for stage in graph.at(splitter).stages}
     return [urls for stage in before.values() if (urls := declared(stage).known_list())]
 
 

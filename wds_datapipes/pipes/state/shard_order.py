@@ -19,7 +19,7 @@ from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import ChangedShardError, plural
 from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.pipes.foreign_stages import declared
-from wds_datapipes.pipes.graph import graph_of
+from wds_datapipes.pipes.graph import PipelineGraph, graph_of
 from wds_datapipes.pipes.inspection import splits
 from wds_datapipes.pipes.roles import Loader
 from wds_datapipes.pipes.stage import EngineStage, iterated_by_loader
@@ -204,8 +204,10 @@ def _draw_alike(source: IterDataPipe[Any], seed: int) -> Iterator[Any]:
         yield item
 
 
-def guard_listings(pipe: Any, seed: int, *, drawn_only: bool = False) -> None:
+def guard_listings(pipe: Any, seed: int, *, drawn_only: bool = False) -> PipelineGraph:
     """Insert a `ShardOrder` before each stage that splits the data, or reads an unsplit list of shards.
+
+    The graph of the pipeline is then another one, which is returned.
 
     Args:
         pipe: the last stage.
@@ -227,18 +229,26 @@ def guard_listings(pipe: Any, seed: int, *, drawn_only: bool = False) -> None:
                 may_draw = any(declared(each).draws_globally for each in before)
                 if may_draw or not drawn_only:
                     setattr(stage, name, ShardOrder(source, is_split=is_split, may_draw=may_draw))
-    for number, listing in enumerate(listings_before(pipe)):
+    graph = PipelineGraph(graph.pipe)
+    for number, listing in enumerate(listings_before(graph)):
         listing.whole = None
         if listing.seeds is not None:
             listing.seeds.set_seed(derived_seed("listing", seed, number))
+    return graph
 
 
-def remove_listings(pipe: Any) -> None:
-    """Remove the stages that `guard_listings` has inserted, so that users' functions find their own stages."""
-    for stage in graph_of(pipe).stages:
+def remove_listings(pipe: Any) -> PipelineGraph:
+    """Remove the stages that `guard_listings` has inserted, so that users' functions find their own stages.
+
+    The graph of the pipeline is then another one, which is returned.
+    """
+    graph, has_changed = graph_of(pipe), False
+    for stage in graph.stages:
         for name, source in [*vars(stage).items()]:
             if isinstance(source, ShardOrder):
                 setattr(stage, name, source.source)
+                has_changed = True
+    return PipelineGraph(graph.pipe) if has_changed else graph
 
 
 def listings_before(pipe: Any) -> list[ShardOrder]:
