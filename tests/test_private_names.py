@@ -48,7 +48,7 @@ TABLE = [
         dict.fromkeys(("_number_of_samples_yielded", "_valid_iterator_id"), "torch.utils.data:IterDataPipe()")
         | {"_snapshot_state": "torch.utils.data:IterDataPipe()", "_fast_forward_iterator": ""}
         | {"_uuid": "", "_enabled": "", "_buffer": ""},
-        ("datapipes/iteration.py", "pipes/inspection.py", "pipes/state/description.py"),
+        ("datapipes/iteration.py", "pipes/inspection.py", "pipes/shards/shuffle.py", "pipes/state/"),
         "how many items torch has seen a stage yield, and what changes while a stage is iterated",
     ),
     Adapted(

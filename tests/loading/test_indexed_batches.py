@@ -60,7 +60,7 @@ def test_a_run_with_unreadable_samples_resumes_with_any_number_of_workers(
         whole = list(chain.from_iterable(whole_loader))
     assert len(whole) == {"drop": 72, "pad": 84, "keep": 60}[remainder]
     assert remainder == "drop" or sum(not key.endswith("+") for key in whole) == 60
-    for workers, cut, later in ((0, 2, 2), (2, 1, 3), (2, 3, 0)):
+    for workers, cut, later in ((0, 2, 2), (2, 1, 3)) if lanes > 1 else ((0, 2, 3), (2, 3, 0)):
         with loader(workers) as first:
             iterator = iter(first)
             found = list(chain.from_iterable(next(iterator) for _ in range(cut)))

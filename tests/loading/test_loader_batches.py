@@ -78,7 +78,7 @@ def test_samples_of_all_workers_are_shuffled_and_batched_together(make: Make, wo
 
 @LOADERS
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("taken", [0, 1, 5, 14])
+@pytest.mark.parametrize("taken", [0, 5, 14])
 def test_a_state_resumes_the_loader_and_the_stages_after_it(
     make: Make, workers: int, taken: int, opened: ExitStack
 ) -> None:
