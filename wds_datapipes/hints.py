@@ -149,9 +149,11 @@ class Message(str):
         return self.of(text, self.parts)
 
     def replaced(self, replace: Callable[[str], str]) -> Self:
-        """Return the message with texts that a function returns for its own."""
-        parts = [part if isinstance(part, Hint) else replace(part) for part in self.parts]
-        return self.of(replace(str.__str__(self)), parts)
+        """Return the message with texts that a function returns for its own; itself if they are the same."""
+        plain = str.__str__(self)
+        if (text := replace(plain)) == plain:
+            return self
+        return self.of(text, [part if isinstance(part, Hint) else replace(part) for part in self.parts])
 
     def __str__(self) -> str:
         return self
