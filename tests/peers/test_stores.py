@@ -158,7 +158,7 @@ def test_azure_is_read_despite_faults(nginx: Nginx, signature: str) -> None:
     ],
 )
 def test_azure_is_asked_with_its_credentials(options: dict[str, Any], query: str, token: str | None) -> None:
-    url, more = sign_azure(fsspec.filesystem("az", account_name="account", **options), "c/a b.tar")
+    url, more = sign_azure(fsspec.filesystem("az", account_name="account", **options), "c/a b.tar", 3600)
     assert url.startswith(f"https://account.blob.core.windows.net/c/a%20b.tar{query}")
     assert more["headers"].get("Authorization") == token
 
