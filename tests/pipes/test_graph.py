@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from torch.utils.data.datapipes.iter import IterableWrapper, ShardingFilter
 from torchdata.dataloader2.graph import find_dps, list_dps, traverse_dps
 
-from wds_datapipes import ShardList
+from wds_datapipes import ShardList, StatefulShards
 from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.inspection import name_of
+from wds_datapipes.testing import build_shard
+
+
+def shards_of(urls: str) -> Any:
+    return ShardList(urls).shuffle().sharding_filter().load_wds_shards().group_samples()
 
 
 def shards(*, maps: int = 0) -> Any:
@@ -50,3 +56,20 @@ def test_stages_are_listed_branch_by_branch() -> None:
     pipe = IterableWrapper("ab").map(str).mix_samples(IterableWrapper("cd").shuffle().filter(bool))
     names = [name_of(stage) for stage in PipelineGraph(pipe).stages]
     assert names == ["SampleMixer", "Mapper", "IterableWrapper", "Filter", "Shuffler", "IterableWrapper"]
+
+
+def test_an_epoch_searches_the_stages_a_few_times_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pipeline changes at three points; stages that may be read without a loader search those before them."""
+    build_shard("a.tar", [{"__key__": f"{number}", "cls": "0"} for number in range(9)])
+    data = StatefulShards(shards_of("a.tar").shuffle_samples(3).batch(2), seed=1)
+    assert len(list(data)) == 5
+    searched = []
+    make = PipelineGraph.__init__
+
+    def count(self: PipelineGraph, pipe: Any, sources: Any = None) -> None:
+        searched.extend([pipe] if sources is None else [])
+        make(self, pipe, sources)
+
+    monkeypatch.setattr(PipelineGraph, "__init__", count)
+    assert len(list(data)) == 5
+    assert len(searched) <= 7

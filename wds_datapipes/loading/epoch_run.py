@@ -81,9 +81,9 @@ def seed_stages(pipe: Any, seed_generator: Any, epoch: Epoch | None = None) -> N
         seed_generator: the seed generator of this worker.
         epoch: the epoch, if the loader counts epochs.
     """
-    derive_later_seeds(pipe)
+    graph = graph_of(pipe)
+    derive_later_seeds(graph)
     # Draw the seeds in the same order as torchdata, so that the order for a given seed does not change.
-    graph = PipelineGraph(pipe)
     before, after = [*graph.before_split.values()], graph.after_split
     for some, draw in ((before, seed_generator.generate_shared_seed), (after, seed_generator.generate_seed)):
         for stage in some:
@@ -177,6 +177,7 @@ class EpochRun:
     Attributes:
         pipe: the pipeline that the user's functions have returned.
         items: yields the items: the pipeline, or a stage that replays it.
+        graph: the stages up to ``items`` in this epoch.
         spans_epochs: whether the epoch continues the previous one.
         is_resumed: whether it resumes from a state.
         base: the state from which it starts, or the reason why there is none.
@@ -190,33 +191,38 @@ class EpochRun:
         self, pipe: Any, start: EpochStart, *, counters: Counters | None = None, seeded: Any | None = None
     ) -> None:
         seed = seed_of(start.seeds)  # users may change it
-        remove_listings(pipe)
+        graph = remove_listings(PipelineGraph(pipe))
         if start.owns_generators:
             _seed_generators(start)
-        seed_stages(pipe if seeded is None else seeded, start.seeds, start.epoch)
+        seed_stages(graph if seeded is None else seeded, start.seeds, start.epoch)
         if start.iter_reset_fn is not None:
             pipe = call_with_pipeline("iter_reset_fn", start.iter_reset_fn(pipe))
         if start.worker_reset_fn is not None:
             pipe = call_with_pipeline("worker_reset_fn", start.worker_reset_fn(pipe, start.info, start.seeds))
-        guard_listings(pipe, seed)  # after these functions, so that they see only the user's stages
-        for each in (pipe, *([] if seeded is None else [seeded])):
+        if start.iter_reset_fn is not None or start.worker_reset_fn is not None:
+            graph = PipelineGraph(pipe)
+        graph = guard_listings(graph, seed)  # after these functions, so that they see only the user's stages
+        for each in (graph, *([] if seeded is None else [PipelineGraph(seeded)])):
             adapt_foreign_stages(each)
             watch_empty_passes(each)
         if counters is not None:
-            PipelineGraph(pipe).share_counters(counters)
-        self.pipe = pipe
-        self.items = ReplayedItems(pipe, start.replay_reason) if start.replay_reason else pipe
-        load_state(self.items, None)
-        self.spans_epochs = PipelineGraph(pipe).spans_epochs
+            graph.share_counters(counters)
+        self.pipe = self.items = pipe
+        if start.replay_reason:
+            self.items = ReplayedItems(pipe, start.replay_reason)
+            graph = PipelineGraph(self.items)
+        self.graph = graph
+        load_state(graph, None)
+        self.spans_epochs = graph.spans_epochs
         self.is_resumed = start.state is not None
         self.base = start.state or (self._continued() if self.spans_epochs else WorkerState())
         if start.state is not None:
-            start.state.load(self.items)
+            start.state.load(graph)
 
     def _continued(self) -> WorkerState | str:
         """Return the state from which an epoch continues the previous one, or the reason why there is none."""
         try:
-            return WorkerState.of(next_epoch_state(save_state(self.items)))
+            return WorkerState.of(next_epoch_state(save_state(self.graph)))
         except StateError as error:
             return str(error)
 

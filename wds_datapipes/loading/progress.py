@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import WorkerState
-from wds_datapipes.pipes.graph import PipelineGraph
+from wds_datapipes.pipes.graph import graph_of
 from wds_datapipes.samples.position_buffer import BufferHistory, plain_state
 
 Snapshot = list[Any] | str | None
@@ -28,14 +28,14 @@ class SnapshotWriter:
     """Takes snapshots of a pipeline, and packs them for a `LoopPosition`.
 
     Args:
-        pipe: the pipeline, at the beginning of an epoch.
+        pipe: the pipeline, or its graph, at the beginning of an epoch.
     """
 
     def __init__(self, pipe: Any) -> None:
         self._refusal = ""
         self._sent: dict[int, tuple[int, int]] = {}  # the number of changes and appended positions sent of each history
         try:
-            self._snapshots = [stage.snapshot for stage in PipelineGraph(pipe).stateful_stages()]
+            self._snapshots = [stage.snapshot for stage in graph_of(pipe).stateful_stages()]
         except StateError as error:
             self._refusal = str(error)
 

@@ -73,8 +73,8 @@ class LocalItems(LoopItems):
         if self._run is None:
             raise RuntimeError("only its loader can read the pipeline of a ShardReadingService")
         if self._has_begun:  # a later stage reads it again
-            load_state(self._run.items, None)
-        snapshots = None if self.ahead is None else SnapshotWriter(self._run.items)
+            load_state(self._run.graph, None)
+        snapshots = None if self.ahead is None else SnapshotWriter(self._run.graph)
         for item in self._run.items:
             took_s = perf_counter() - begin
             self._making_s += took_s
@@ -98,7 +98,7 @@ class LocalItems(LoopItems):
         if self._run is not None and (
             (self.ahead is None and self._has_begun) or (self.is_over and self._run.spans_epochs)
         ):
-            return [WorkerState.of(save_state(self._run.items))]
+            return [WorkerState.of(save_state(self._run.graph))]
         return super().states()
 
     def reports(self) -> list[WorkerReport]:

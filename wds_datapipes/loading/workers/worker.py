@@ -199,7 +199,7 @@ class Worker:
         """Return the lists that the epoch's first pass has split, which must be the same in every worker."""
         # In a stream or a resumed epoch, each worker may be in a different pass.
         epoch = self.epoch
-        listings = [] if epoch is None or epoch.spans_epochs or epoch.is_resumed else listings_before(self.pipe)
+        listings = [] if epoch is None or epoch.spans_epochs or epoch.is_resumed else listings_before(epoch.graph)
         return [listing.whole for listing in listings if listing.is_split]
 
     def begin(
@@ -230,7 +230,7 @@ class Worker:
         self.epoch = epoch_run = EpochRun(self.pipe, start, counters=self.sender.counters)
         self.pipe = epoch_run.pipe
         self.sender.name_producer(f"The pipeline, whose last stage here is {type(self.pipe).__name__},")
-        self.snapshots = SnapshotWriter(epoch_run.items) if job.records_state else None
+        self.snapshots = SnapshotWriter(epoch_run.graph) if job.records_state else None
         self.sender.pack_records = None if self.snapshots is None else self.snapshots.pack
         if epoch_run.spans_epochs and not epoch_run.is_resumed:
             base = epoch_run.base

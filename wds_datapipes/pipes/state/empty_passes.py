@@ -119,7 +119,7 @@ def watch_empty_passes(pipe: Any) -> None:
 
 def _later(stage: Any, readers: Mapping[int, list[Any]]) -> Iterator[Any]:
     """Yield the later stages that may drop items, up to one of which several read."""
-    while len(following := readers.get(id(stage), ())) == 1:
+    while len(following := readers.get(id(stage), [])) == 1:
         stage = following[0]
         known = declared(stage)
         # The others drop nothing, and torch may not count their items.
