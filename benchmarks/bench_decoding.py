@@ -9,10 +9,6 @@ resized as torchvision does it. All contenders draw the same boxes from the keys
 
 Before timing, the numbers of images and their bytes are compared, and for crops also the pixels. Those that decode at
 a fraction of the size (``min_size``) intentionally do less work; their mean difference from the others is printed.
-
-Results relative to webdataset with ``turbo``, for small images and photographs: to torchrgb8 1.55 and 1.24, to rgb8
-1.51 and 1.35, cropped 2.15 and 1.96, with ``min_size=224`` 2.52 for photographs. Without ``turbo``, cropped 1.37 and
-1.16, and with ``min_size`` 1.78.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How fast are samples read by their indexes, and what does it cost to plan an epoch of a very large dataset?
+"""How fast are indexes built, and samples read by them, and what does it cost to plan an epoch of a very large dataset?
 
     python benchmarks/bench_indexed.py --json indexed.json --plot indexed.png
 
@@ -7,31 +7,38 @@ reads whole shards with ``.load_wds_shards().group_samples()``. The others are t
 manifest. "one field" reads only the smallest field of each sample. "pread" reads the files of each sample by their
 offsets, and makes no sample and checks no header: "shuffled" shows what another order alone takes.
 
-A second table shows the time and memory to begin an epoch of 10,000 samples in each of a million shards, and to find
+Indexes are built in one process: "ours" has keys and fields, and "ours, with SHA-256" also reads the data. "tar, as
+wds2idx" runs GNU tar twice and parses its output, as DALI's tool does. "mapped, as wids" scans a memory map and reads
+only the size and name of ustar headers, as wids does: it supports neither checksums nor long names nor end markers.
+
+A last table shows the time and memory to begin an epoch of 10,000 samples in each of a million shards, and to find
 256 positions in it.
 """
 
 from __future__ import annotations
 
 import itertools
+import mmap
 import os
 import random
 import resource
+import subprocess
 import tarfile
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import webdataset
 from contest import Contender, in_child, plot_contests, write_report
-from datasets import run_on_sets
+from datasets import contests_on_sets, run_on_sets
 from rich.console import Console
 from rich.table import Table
 
 from wds_datapipes import IndexedSamples, ShardList
-from wds_datapipes.index import Manifest, build_indexes
+from wds_datapipes.index import IndexOptions, Manifest, build_index, build_indexes
 from wds_datapipes.index.order.sample_order import EpochOrder, Order
 
 REFERENCE = "webdataset"
@@ -84,6 +91,63 @@ def contenders(urls: list[str]) -> list[Contender]:
     ]
 
 
+#: The name of a member, the offset of its data, and its size.
+MemberLocation = tuple[str, int, int]
+BUILT_BY = "tarfile"
+
+
+def by_ours(urls: list[str], *, digest: bool = False) -> Iterator[MemberLocation]:
+    for url in urls:
+        index = build_index(url, options=IndexOptions(digest=digest))
+        columns = index.columns
+        offsets, sizes = columns["member_offsets"].tolist(), columns["member_sizes"].tolist()
+        yield from zip(map(index.fields.__getitem__, columns["member_fields"].tolist()), offsets, sizes, strict=True)
+
+
+def by_tarfile(urls: list[str]) -> Iterator[MemberLocation]:
+    for url in urls:
+        with tarfile.open(url, "r:") as archive:
+            for member in archive:
+                if member.isreg():
+                    yield member.name, member.offset_data, member.size
+
+
+def by_gnu_tar(urls: list[str]) -> Iterator[MemberLocation]:
+    for url in urls:
+        commands = [["tar", "--list", "--block-num", "--file", url], ["tar", "-tv", "--numeric-owner", "--file", url]]
+        running = [subprocess.Popen(command, stdout=subprocess.PIPE) for command in commands]
+        blocks, types = [each.communicate()[0].split(b"\n") for each in running]
+        for block, line in zip(blocks, types, strict=False):
+            if block and line[:1] == b"-":
+                block_number, _, name = block.partition(b": ")
+                yield os.fsdecode(name), (int(block_number[6:]) + 1) * 512, int(line.split(maxsplit=5)[2])
+
+
+def by_map(urls: list[str]) -> Iterator[MemberLocation]:
+    for url in urls:
+        with Path(url).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+            at = 0
+            while at < len(view) and view[at]:
+                size = int(view[at + 124 : at + 135].strip(b"\0 "), 8)
+                if view[at + 156] == ord("0"):
+                    yield view[at : at + 100].partition(b"\0")[0].decode(), at + 512, size
+                at += 512 + size + -size % 512
+
+
+def member_size(member: MemberLocation) -> int:
+    return member[2]
+
+
+def builders(urls: list[str]) -> list[Contender]:
+    return [
+        Contender("ours", lambda: by_ours(urls), member_size),
+        Contender("ours, with SHA-256", lambda: by_ours(urls, digest=True), member_size),
+        Contender(BUILT_BY, lambda: by_tarfile(urls), member_size),
+        Contender("tar, as wds2idx", lambda: by_gnu_tar(urls), member_size),
+        Contender("mapped, as wids", lambda: by_map(urls), member_size),
+    ]
+
+
 def plan(order: Order) -> dict[str, Any]:
     """Return the seconds to begin an epoch and to find positions, and the growth of memory in MB."""
     sizes = np.full(SHARDS, SAMPLES)
@@ -99,6 +163,7 @@ def plan(order: Order) -> dict[str, Any]:
 
 def main() -> None:
     arguments, contests = run_on_sets(__doc__, "Read {} by index", contenders, reference=REFERENCE, rounds=7)
+    contests += contests_on_sets(arguments, "Index {}", builders, reference=BUILT_BY, unit="member")
     table = Table("order", "begin (s)", "find 256 (s)", "memory (MB)", title="An epoch of 10¹⁰ samples in 10⁶ shards")
     plans = [in_child(plan, order) for order in ("global", "window")]
     for each in plans:

@@ -5,15 +5,15 @@
 Each contender yields the samples of the same local shards, in the page cache, as dicts of bytes. Counts and bytes are
 compared before anything is timed. "raw read" only reads the files, 1 MiB at a time: the limit of the machine.
 
-Results relative to webdataset: SMALL 14.3, IMG 5.7 and BIG 5.3, where the raw read has 233, 12.2 and 8.1. On one core
-of another processor (spread 1 to 3 %): SMALL 12.9 (256,000 samples/s), PAX 13.0 (125,000 samples/s), IMG 5.2 (4.5 GB/s)
-and BIG 5.5 to 7.7 (10.6 GB/s). tarfile with manual grouping is about as fast as webdataset on SMALL, so tarfile
-dominates the cost there. On IMG and BIG, most of the time is spent on copying from the page cache. If other programs
-use the memory at the same time, copying takes longer, and the ratio decreases to 4.5 on IMG and 4.6 on BIG.
+With ``--memory``, a table has the additional memory of each contender at its peak, while it reads members of 4 MiB in a
+process of its own (VmHWM, on Linux only). A consumer holds its last sample while the next one is read, so two members,
+8.4 MB, are the least to expect.
 """
 
 from __future__ import annotations
 
+import argparse
+import statistics
 import tarfile
 import warnings
 from collections.abc import Iterable, Iterator
@@ -21,8 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import webdataset
-from contest import Contender, plot_contests, write_report
-from datasets import run_on_sets
+from contest import Contender, in_child, options, parse, plot_contests, write_report
+from datasets import SETS, contests_on_sets, folder
+from memory import in_use, peak, reset_peak
+from rich.console import Console
+from rich.table import Table
 from torch.utils.data.datapipes.iter import FileOpener, IterableWrapper
 from webdataset.tariterators import tarfile_to_samples
 
@@ -104,8 +107,38 @@ def contenders(urls: list[str]) -> list[Contender]:
     ]
 
 
+def peak_memory(name: str, small: list[str], big: list[str]) -> int:
+    """Return the peak memory of reading ``big``, in bytes."""
+    run = {contender.name: contender.run for contender in contenders(small)}[name]
+    run()
+    run = {contender.name: contender.run for contender in contenders(big)}[name]
+    reset_peak()
+    before = in_use()
+    run()
+    return peak() - before
+
+
+def show_memory(arguments: argparse.Namespace) -> None:
+    """Print the additional memory of each contender at its peak."""
+    data = folder(arguments.data)
+    small = in_child(SETS["SMALL"].write, data, 0.02)
+    big = in_child(SETS["BIG"].write, data, max(arguments.scale, 0.2))
+    table = Table("contender", "MB", "least", "most", title="Additional peak memory, members of 4 MiB")
+    for contender in contenders(big):
+        sizes = [in_child(peak_memory, contender.name, small, big) / 1e6 for _ in range(3)]
+        table.add_row(contender.name, *(f"{size:.1f}" for size in (statistics.median(sizes), min(sizes), max(sizes))))
+    Console(width=100).print(table)
+
+
 def main() -> None:
-    arguments, contests = run_on_sets(__doc__, "Read and group {}", contenders, reference=REFERENCE, rounds=9)
+    parser = options(__doc__, rounds=9)
+    parser.add_argument("--sets", nargs="+", default=list(SETS), choices=SETS, help="the datasets (all)")
+    parser.add_argument("--memory", action="store_true", help="only measure memory")
+    arguments = parse(parser)
+    if arguments.memory:
+        show_memory(arguments)
+        return
+    contests = contests_on_sets(arguments, "Read and group {}", contenders, reference=REFERENCE)
     write_report(arguments.json, [contest.facts() for contest in contests])
     plot_contests(arguments.plot, contests)
 

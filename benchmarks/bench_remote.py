@@ -12,10 +12,6 @@ Another table compares reading samples by their indexes with streaming them, fro
 10 ms. The last one compares loaders with 1, 2 and 8 workers, which deliver images to the loop, with as many workers
 that download the same shards by the same client, each on one connection, without parsing or delivering them.
 
-Results on two idle cores, which the server shares with the reader. From the near server, relative to webdataset: images
-6.7, over urllib 7.0; small samples 11.7, over urllib 13.8. With a latency of 10 or 100 ms, photographs are decoded at
-1.0 and 0.9 times the rate of the disk.
-
 By index, relative to streaming: with 10 ms, sequential order 2.2, shuffled orders 1.2; from the near server 0.7 and
 0.35, because each request takes processor time.
 

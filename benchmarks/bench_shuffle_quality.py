@@ -12,12 +12,6 @@ compared with those in a uniform permutation. Medians over the rounds, each with
 - "distance": how far apart two samples are, on average, that are adjacent in their shard, relative to a uniform
   permutation.
 - "held" and "open": the most samples that wait in memory, and the most shards that are open at a time.
-
-Results: with a buffer of 1000, 8 shards contribute to a batch, as with webdataset; with 16 open shards, 18 do, and with
-16 open shards and a buffer of 100, still 16. "window" does the same without a buffer, and "global" mixes like a
-uniform permutation. With 16 lanes, windows of one shard mix as one window of 16 shards does; in a batch, the four
-samples of a lane are adjacent, and often from one shard. The figures depend on the numbers of shards and samples, and
-not on the machine.
 """
 
 from __future__ import annotations

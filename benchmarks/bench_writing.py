@@ -6,10 +6,6 @@ Samples in memory are written to one shard in a folder in memory (``/dev/shm``, 
 that the code is measured rather than a disk. The values are bytes, and each writer is used with its defaults: ours
 checks keys, encodes by extension and syncs the file; webdataset's encodes; tarfile receives members. SMALL, IMG and BIG
 are those of bench_reading. The second contest writes four shards.
-
-Results relative to webdataset, on two idle cores: SMALL 25.6, IMG 4.7 and BIG 1.9. Writing the raw bytes gives 5.0 for
-IMG and 1.95 for BIG, so memory is the limit there. A digest takes longer than writing large fields, although a thread
-computes it: 20, 1.85 and 0.76, and for four shards 15, 1.9 and 0.8.
 """
 
 from __future__ import annotations

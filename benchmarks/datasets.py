@@ -33,6 +33,7 @@ __all__ = [
     "SETS",
     "DataSet",
     "PhotographSet",
+    "contests_on_sets",
     "folder",
     "photograph",
     "run_on_sets",
@@ -134,18 +135,24 @@ def folder(requested: Path | None) -> Path:
 
 
 def run_on_sets(
-    document: str | None,
-    title: str,
-    contenders: Callable[[list[str]], list[Contender]],
-    *,
-    reference: str,
-    rounds: int,
-    unit: str = "sample",
+    document: str | None, title: str, contenders: Callable[[list[str]], list[Contender]], *, reference: str, rounds: int
 ) -> tuple[argparse.Namespace, list[Contest]]:
     """Parse the command line, and run a contest on each selected dataset; the title contains ``{}`` for its name."""
     parser = options(document, rounds=rounds)
     parser.add_argument("--sets", nargs="+", default=list(SETS), choices=SETS, help="the datasets (all)")
     arguments = parse(parser)
+    return arguments, contests_on_sets(arguments, title, contenders, reference=reference)
+
+
+def contests_on_sets(
+    arguments: argparse.Namespace,
+    title: str,
+    contenders: Callable[[list[str]], list[Contender]],
+    *,
+    reference: str,
+    unit: str = "sample",
+) -> list[Contest]:
+    """Run another contest on the datasets that the command line selects."""
     contests = []
     for name in arguments.sets:
         urls = SETS[name].write(folder(arguments.data), arguments.scale)
@@ -153,7 +160,7 @@ def run_on_sets(
         contest.run(arguments.rounds)
         contest.show()
         contests.append(contest)
-    return arguments, contests
+    return contests
 
 
 def _small(random: Random, index: int) -> Fields:
