@@ -49,8 +49,8 @@ def make_part(seed: int, buffer_size: int) -> WorkerState:
             slot = rng.randrange(len(held))
             held[slot] = held[-1]
             held.pop()
-    source = {"next": [shard + 1, 512, "a key"], "listed": [[20_000, "0123456789abcdef" * 2, "train-12345.tar"]]}
-    shuffle = {"waiting": pack_positions(held), "draws": 5 * buffer_size, "room": buffer_size}
+    source = {"next": [shard + 1, 512, "a key"], "shard_list": [[20_000, "0123456789abcdef" * 2, "train-12345.tar"]]}
+    shuffle = {"waiting": pack_positions(held), "draws": 5 * buffer_size, "buffer_size": buffer_size}
     return WorkerState.of([source, shuffle])
 
 

@@ -257,7 +257,7 @@ PACKED += (head(20, 3, 512), head(20, 4, 1, more=b"\xff" * 2000), packed(b"\x01"
         {"parts": ['[{"next": [0, 512, ""]}, {"waiting": [[0, 1024, 512]]}]']},
         *({"parts": [f'[{{"next": [0, 0, ""]}}, {{"waiting": "{text}"}}]']} for text in PACKED),
         {"workers": 2, "parts": ['[{"next": 7}, {}]']},
-        {"parts": ['[{"next": [0, 8, ""], "dealt": {"pieces": [], "every": 0, "turn": 0, "since": 0}}, {}]']},
+        {"parts": ['[{"next": [0, 8, ""], "share": {"pieces": [], "instances": 0, "instance": 0, "since": 0}}, {}]']},
     ],
 )
 def test_a_state_with_a_value_of_another_kind_is_refused(change: dict[str, Any]) -> None:

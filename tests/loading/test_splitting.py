@@ -256,7 +256,7 @@ class TestASecondSplit:
     @pytest.fixture
     def data(self, urls: str) -> Any:
         data = StatefulShards(samples(ShardList(urls).sharding_filter()))
-        data.epochs.rank = Instance(ranks=2)  # as after init_process_group
+        data.epochs.state.rank = Instance(ranks=2)  # as after init_process_group
         return data
 
     def test_a_wrapper_that_splits_is_refused(self, data: Any) -> None:
@@ -269,5 +269,5 @@ class TestASecondSplit:
             exec("data.set_epoch(0)", names)
 
     def test_a_single_rank_may_use_any_wrapper(self, data: Any) -> None:
-        data.epochs.rank = Instance()
+        data.epochs.state.rank = Instance()
         assert len(list(IterableDatasetShard(data))) == 10

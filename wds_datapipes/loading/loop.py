@@ -154,6 +154,7 @@ class Loop:
         self.state.loaded = self.state.adopted()
         if self.group.is_split and self.ranks is None:  # only the states show whether all ranks are done
             self.state.check_ranks()
+            self.state.continue_on_all_ranks()
         found, self.state.loaded = self.state.resume(self._workers), []
         return found
 
@@ -331,7 +332,7 @@ class Loop:
             phases=phases,
             is_over=is_over,
             workers=self._workers,
-            turn=0 if items is None or self.replay_reason else items.turn,
+            next_worker=0 if items is None or self.replay_reason else items.turn,
             replay=None if items is None or self._replayed is None else self._replayed.state_dict(),
         )
 

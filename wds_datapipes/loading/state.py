@@ -8,7 +8,7 @@ from typing import Any
 
 from wds_datapipes.epoch import Epoch
 from wds_datapipes.loading.checkpoint.amendment import adopt, begin_run
-from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState, checkpoints_in, state_of
+from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState, checkpoints_in
 from wds_datapipes.loading.checkpoint.received import counts_steps, steps_received
 from wds_datapipes.loading.checkpoint.resharding import check_ranks, of_all_ranks, state_of_rank
 from wds_datapipes.pipes.state.description import descriptions
@@ -76,13 +76,12 @@ class LoaderState:
         return adopt(self.loaded, self._pipe, self._stages, ranks, amend=self._amends)
 
     def check_ranks(self) -> None:
-        """Check that the loaded state shows where this rank resumes. An epoch is over if it is over on all ranks.
+        """Check that the loaded state shows where this rank resumes.
 
         Raises:
             StateError: it is not the state of this rank, or does not show whether other ranks are in the same epoch.
         """
         check_ranks(self.loaded, self.rank, self._pipe)
-        self.continue_on_all_ranks()
 
     def continue_on_all_ranks(self) -> None:
         """Let the epoch continue on all ranks if it is over on some of them only."""
@@ -98,11 +97,9 @@ class LoaderState:
         Raises:
             StateError: the state of a rank is missing, or the pipeline cannot be resharded.
         """
-        first = self.loaded[0]
-        return first if first.worker is not None else self._on_rank(self.rank.on_worker(0, workers))
-
-    def _on_rank(self, rank: Instance) -> Checkpoint:
-        return state_of_rank(self.loaded, self._pipe, rank)
+        if self.loaded[0].worker is not None:
+            return self.loaded[0]
+        return state_of_rank(self.loaded, self._pipe, self.rank.on_worker(0, workers))
 
     def checkpoint(
         self, epoch: Epoch, parts: Sequence[WorkerState], *, phases: Sequence[Any] = (), **facts: Any
@@ -125,10 +122,6 @@ class LoaderState:
             **facts,
         )
         return of_all_ranks(saved, self._pipe) if self._is_alike and saved.replay is None else saved
-
-    def collect(self, saved: Sequence[Checkpoint]) -> dict[str, str]:
-        """Return the state that holds some checkpoints."""
-        return state_of(saved)
 
     def left(self, saved: Checkpoint) -> Left:
         """Return how a loop leaves the epoch of a checkpoint; None if it has received all of it."""

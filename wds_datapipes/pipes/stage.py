@@ -269,7 +269,7 @@ class CountingStage(FunctionStage[T_co], SnapshotStage[T_co]):
 
     def snapshot(self) -> dict[str, Any]:
         """Return the number of items read in this epoch."""
-        return {"passed": self._current().count}
+        return {"count": self._current().count}
 
     def load_state_dict(self, state: Mapping[str, Any], again: Awaited = NONE_AWAITED) -> None:
         """Load a state from which the next iteration resumes.
@@ -278,7 +278,7 @@ class CountingStage(FunctionStage[T_co], SnapshotStage[T_co]):
             state: the result of `state_dict`, or ``{}`` if only the items of ``again`` remain.
             again: the items that later stages have buffered; they are read again without being counted.
         """
-        self._loaded = ItemCounter(state.get("passed", 0), again)
+        self._loaded = ItemCounter(state.get("count", 0), again)
 
     def function_options(self) -> dict[str, Any]:
         """Return the arguments of the function for a new iteration."""

@@ -131,7 +131,7 @@ class ShardShare:
     @cached_property
     def _plain(self) -> dict[str, Any]:
         pieces = [(number, start, end) for number, spans in self.pieces.items() for start, end in spans]
-        return {"every": self.every, "turn": self.turn, "since": self.since, "pieces": pack_rows(pieces)}
+        return {"instances": self.every, "instance": self.turn, "since": self.since, "pieces": pack_rows(pieces)}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> ShardShare:
@@ -139,9 +139,9 @@ class ShardShare:
         pieces = defaultdict[int, list[tuple[int, int]]](list)
         for shard, start, end in unpack_rows(state["pieces"]):
             pieces[shard].append((start, end))
-        if not 0 <= state["turn"] < state["every"]:
-            raise ValueError(f"the share {state['turn']} of {state['every']}")
-        return cls(state["every"], state["turn"], state["since"], pieces)
+        if not 0 <= state["instance"] < state["instances"]:
+            raise ValueError(f"the share {state['instance']} of {state['instances']}")
+        return cls(state["instances"], state["instance"], state["since"], pieces)
 
 
 @dataclass(frozen=True)
@@ -286,8 +286,8 @@ def _head(state: Mapping[str, Any], number: int, instances: int) -> tuple[int, b
     """Return the first shard that an instance has not begun, and whether part of an earlier one is unread."""
     shard, start, _ = state.get("next", (0, 0, ""))
     is_begun, since = start > 0 or "open" in state, 0
-    if "dealt" in state:
-        since = state["dealt"]["since"]
+    if "share" in state:
+        since = state["share"]["since"]
         is_begun |= shard < since
     else:
         shard = shard * instances + number
@@ -304,8 +304,8 @@ def _pieces(
     """
     shard, start, key = state.get("next", (0, 0, ""))
     again = defaultdict[int, list[tuple[int, int]]](list)
-    if "dealt" in state:
-        share, every, turn = ShardShare.from_state(state["dealt"]), 1, 0
+    if "share" in state:
+        share, every, turn = ShardShare.from_state(state["share"]), 1, 0
     else:  # the instance counts the shards assigned to it at the start of the epoch
         share, every, turn = ShardShare(instances, number), instances, number
     held = {*unpack_positions(state.get("held", ()))}

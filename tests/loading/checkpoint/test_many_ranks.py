@@ -33,8 +33,8 @@ def merged() -> dict[str, str]:
     waiting = pack_rows(sorted(rows, key=lambda row: row[1] * 7919 % 10_007))
     listed = [[3 * PARTS, "0123456789abcdef" * 2, "train-12287.tar"]]
     states: list[dict[str, Any]] = [
-        {"next": [3, 512, "003-0001"], "listed": listed},
-        {"waiting": waiting, "draws": 2000, "room": BUFFER},
+        {"next": [3, 512, "003-0001"], "shard_list": listed},
+        {"waiting": waiting, "draws": 2000, "buffer_size": BUFFER},
     ]
     facts: dict[str, Any] = {"epoch": Epoch(1, 0, 1, 2), "ranks": RANKS}
     facts |= {"stages": descriptions(pipeline()), "workers": WORKERS, "parts": [WorkerState.of(states)] * WORKERS}

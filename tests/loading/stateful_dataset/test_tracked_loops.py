@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from loader_kinds import InStateful, Service, Tracked
@@ -16,6 +16,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from wds_datapipes import ShardReadingService, StatefulShards, merge_states
+from wds_datapipes.epoch import Epoch
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import WorkerState, checkpoints_in, state_of
 from wds_datapipes.loading.stateful_dataset.tracking import RecordedBatch
@@ -223,7 +224,13 @@ def test_states_that_cannot_be_loaded_are_named(state: Callable[[], Any], text: 
 
 
 @pytest.mark.parametrize(
-    "changes", [{"ranks": 1 << 62}, {"workers": "2"}, {"seed": [3]}, {"parts": [WorkerState.of([{"next": 3}, {}])]}]
+    "changes",
+    [
+        {"ranks": 1 << 62},
+        {"workers": "2"},
+        {"epoch": Epoch(seed=cast("int", [3]))},
+        {"parts": [WorkerState.of([{"next": 3}, {}])]},
+    ],
 )
 def test_values_that_no_loader_has_saved_are_refused_despite_a_valid_checksum(changes: dict[str, Any]) -> None:
     state, data = own_state(**changes), StatefulShards(pipeline())

@@ -295,8 +295,8 @@ def test_a_copy_of_a_stream_starts_at_the_beginning() -> None:
 
 def test_a_loaded_state_begins_an_epoch_unless_it_counts_its_items() -> None:
     pipe: Any = numbers(10).with_epoch(3)
-    pipe.load_state_dict({"lasting": None})
-    assert pipe.snapshot() == {"given": 0, "lasting": None}
+    pipe.load_state_dict({"stream": None})
+    assert pipe.snapshot() == {"yielded": 0, "stream": None}
     assert list(pipe) == [0, 1, 2]
 
 

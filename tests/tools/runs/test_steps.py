@@ -225,7 +225,7 @@ def test_pipelines_whose_steps_do_not_follow_from_their_state_are_refused() -> N
 
 def test_a_run_whose_epochs_were_selected_one_by_one_is_known_in_part() -> None:
     state, _ = run([indexed(1)], 0, 3)
-    checkpoint = state_of([replace(each, seed=1) for each in checkpoints_in(state)])
+    checkpoint = state_of([replace(each, epoch=replace(each.epoch, seed=1)) for each in checkpoints_in(state)])
     with pytest.raises(StateError, match="known for epoch 1 only"):
         explain(indexed(1), checkpoint, 0)
 

@@ -39,7 +39,7 @@ class RestOfEpoch:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the rest as plain values."""
-        held = {"waited": self.held} if self.held else {}
+        held = {"held": self.held} if self.held else {}
         return {"start": self.start, "missing": self.missing, "end": self.end, **held}
 
     @classmethod
@@ -48,7 +48,7 @@ class RestOfEpoch:
         if state is None:
             return cls()
         start, missing, end = state["start"], state["missing"], state.get("end")
-        held = state.get("waited", ())
+        held = state.get("held", ())
         numbers = [start, *missing, *held, *([] if end is None else [end])]
         if any(type(number) is not int or number < 0 for number in numbers):
             raise ValueError(f"the rest of the epoch has the positions {numbers!r:.200}")

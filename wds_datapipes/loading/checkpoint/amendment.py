@@ -122,7 +122,8 @@ def _amended(
         return loaded
     if position:  # its batches may have another size
         rest["rest"]["end"] = source.plan.end_of(epoch)
-    return [
-        replace(each, turn=0, parts=[WorkerState.of([rest, *(part.stages or [None])[1:]]) for part in each.parts])
-        for each in loaded
-    ]
+
+    def rest_of(part: WorkerState) -> WorkerState:
+        return WorkerState.of([rest, *(part.stages or [None])[1:]])
+
+    return [replace(each, next_worker=0, parts=[*map(rest_of, each.parts)]) for each in loaded]

@@ -75,7 +75,7 @@ class WorkerState:
     @property
     def mark(self) -> int | None:
         """A number that identifies the position in an epoch; ``None`` at its beginning, or if it is replayed."""
-        begins = all(set(stage or ()) <= {"lasting", "replayed", "digest"} for stage in self.stages or ())
+        begins = all(set(stage or ()) <= {"stream", "replayed", "digest"} for stage in self.stages or ())
         return None if begins else crc32(self.text.encode())
 
     def renewed(self) -> WorkerState:
@@ -99,7 +99,7 @@ class Checkpoint:
         rank: the number of this rank among ``ranks``; None if all ranks share this state.
         ranks: the number of ranks between which the data is split.
         workers: the number of worker processes on this rank.
-        turn: the worker that yields the next item.
+        next_worker: the worker that yields the next item.
         parts: the position from which each worker resumes.
         worker: the number of the worker, if this is the state of a single worker; ``parts`` then has one element.
         is_drained: whether the epoch is over because the pipeline in the main process has ended, although the loader
@@ -117,7 +117,7 @@ class Checkpoint:
     parts: list[WorkerState]
     is_over: bool = False
     workers: int = 0
-    turn: int = 0
+    next_worker: int = 0
     worker: int | None = None
     is_drained: bool = False
     replay: Mapping[str, int] | None = None
@@ -145,7 +145,7 @@ class Checkpoint:
         if self.worker is not None:
             return self.worker, self.parts[0]
         # The loader starts with its process 0, but the epoch resumes with the worker that yields the next item.
-        number = (process + self.turn) % len(self.parts)
+        number = (process + self.next_worker) % len(self.parts)
         return number, self.parts[number]
 
     def ended(self) -> Checkpoint:
@@ -329,7 +329,9 @@ def _of_workers(state: Mapping[str, Any]) -> Checkpoint:
     turn = workers[(snapshot["_last_yielded_worker_id"] + 1) % len(workers)].worker or 0
     parts = [part for each in own for part in each.parts]
     rank = next((each.rank for each in own if each.rank is not None), None)
-    return replace(own[0], rank=rank, worker=None, turn=turn, parts=parts, is_over=bool(state["_iterator_finished"]))
+    return replace(
+        own[0], rank=rank, worker=None, next_worker=turn, parts=parts, is_over=bool(state["_iterator_finished"])
+    )
 
 
 def _of_dataset(state: Mapping[str, Any]) -> list[Checkpoint]:

@@ -80,7 +80,7 @@ def _steps_of_log(saved: Checkpoint, pipe: Any) -> Left:
     graph = PipelineGraph(pipe)
     batches = LoggedBatches(graph.chain)
     number = [declared(stage).position_log_folder() is not None for stage in graph.stateful_stages()].index(True)
-    samples = [(part.stages[number] or {}).get("passed", 0) for part in saved.parts if part.stages]
+    samples = [(part.stages[number] or {}).get("count", 0) for part in saved.parts if part.stages]
     steps = sum(map(batches.count, samples))
     return steps, steps
 

@@ -197,7 +197,7 @@ def state_of_rank(saved: Sequence[Checkpoint], pipe: Any, instance: Instance) ->
             "With with_epoch, the next epoch continues the stream of each worker, so the state is invalid with a "
             "different number of ranks or workers. Resume with as many ranks and workers as before"
         )
-    return replace(found, parts=parts, turn=0)
+    return replace(found, parts=parts, next_worker=0)
 
 
 def _reshard(saved: Sequence[Checkpoint], pipe: Any, instance: Instance, waiting: Any = lambda _: ()) -> Checkpoint:
@@ -221,7 +221,7 @@ def _reshard(saved: Sequence[Checkpoint], pipe: Any, instance: Instance, waiting
     rest = Resharding(own, waiting, instance.count, range(instance.rank, instance.count, instance.ranks))
     resumed = [*map(WorkerState.of, reshard_states(pipe, rest))]
     running = next(checkpoint for checkpoint in saved if not checkpoint.is_over)
-    return running.on(instance, turn=0, parts=resumed, epoch=epoch_of_all(saved, running))
+    return running.on(instance, next_worker=0, parts=resumed, epoch=epoch_of_all(saved, running))
 
 
 def epoch_of_all(saved: Sequence[Checkpoint], own: Checkpoint | None = None) -> Epoch:

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from wds_datapipes.arguments import check_integer, check_seed, checks_calls
 from wds_datapipes.datapipes import IterDataPipe
-from wds_datapipes.epoch import NO_EPOCH, Epoch
-from wds_datapipes.errors import StateError
-from wds_datapipes.loading.checkpoint.amendment import adopt, begin_run
-from wds_datapipes.loading.checkpoint.counted_epoch import counts_epoch, without_counted_epoch
-from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState, checkpoints_in, state_of, state_of_stream
-from wds_datapipes.loading.checkpoint.received import counts_steps, leave, steps_received
-from wds_datapipes.loading.checkpoint.resharding import check_ranks, of_all_ranks
+from wds_datapipes.loading.checkpoint.format import checkpoints_in
 from wds_datapipes.loading.distributed import Ranks
 from wds_datapipes.loading.epoch_run import refuse_hidden_stages
 from wds_datapipes.loading.splitting import (
@@ -27,24 +19,13 @@ from wds_datapipes.loading.splitting import (
     advice_for_torchrun,
     check_replicated,
     facts_of,
-    has_own_stage,
     is_called_by_accelerate,
     ranks_of_run,
 )
-from wds_datapipes.loading.stateful_dataset.epochs import Epochs
-from wds_datapipes.loading.stateful_dataset.tracking import (
-    RecordedBatch,
-    SharedEpochs,
-    TrackedEpoch,
-    WorkerRow,
-    begin_recording,
-)
+from wds_datapipes.loading.stateful_dataset.loop import DatasetLoop
 from wds_datapipes.loading.unknown_length import unknown_length_error
-from wds_datapipes.pipes.instance import own_worker
 from wds_datapipes.pipes.sharding import advice_for_split, check_batch_sizes, is_read_by_shard
-from wds_datapipes.pipes.state.description import descriptions
-from wds_datapipes.pipes.state.pipeline_state import difference_of_ranks, refusing_corrupt_states, replay_reason
-from wds_datapipes.received_epochs import ReceivedEpochs
+from wds_datapipes.pipes.state.pipeline_state import refusing_corrupt_states
 from wds_datapipes.user_warnings import warn_user
 
 
@@ -104,13 +85,7 @@ class StatefulShards(IterableDataset[Any]):
         check_replicated(pipe, self._group)
         self.pipe = pipe
         self.seed = seed
-        self._stages = descriptions(pipe)
-        self._phases = begin_run(pipe)
-        self._counts_steps = counts_steps(pipe)
-        self._is_alike = not difference_of_ranks(pipe)
-        self._shared = SharedEpochs()
-        self.epochs = Epochs(pipe, seed, self._shared, self._group, replay_reason(pipe))
-        self._tracked: TrackedEpoch | None = None
+        self.epochs = DatasetLoop(pipe, seed, self._group)
         self._is_checked = False
         self._loader_size: int | None = None  # unknown
         self._knows_ranks = distributed is not None
@@ -130,7 +105,7 @@ class StatefulShards(IterableDataset[Any]):
         """
         if self._has_other_ranks and is_called_by_accelerate():
             raise RuntimeError(SPLIT_TWICE)
-        self._shared.choose(check_integer("epoch", epoch, 0))
+        self.epochs.shared.choose(check_integer("epoch", epoch, 0))
 
     def tracked(self, loader: DataLoader[Any]) -> Iterator[Any]:
         """Yield one epoch from a loader of this dataset, and record the batches that the loop receives.
@@ -151,37 +126,7 @@ class StatefulShards(IterableDataset[Any]):
             raise ValueError("tracked() requires a loader of this dataset")
         self._loader_size = loader.batch_size or 1
         self._check_split(max(loader.num_workers, 1))
-        if not loader.num_workers:
-            for batch in loader:
-                self.epochs.is_over = self.epochs.is_drained = False  # the loop is not over, but the pipeline may be
-                yield batch
-            self.epochs.is_over, self.epochs.is_drained = True, False
-            return
-        self.epochs.is_tracked = True
-        self._shared.set(is_tracked=True)
-        iterator, tracked = None, None
-        try:
-            tracked = self._tracking(loader)
-            iterator = begin_recording(loader)
-            self._tracked = tracked
-            for recorded in iterator:
-                if not isinstance(recorded, RecordedBatch):
-                    raise StateError(
-                        "The workers of this loader do not report their positions, because an untracked loop started "
-                        "them. With persistent_workers, use tracked() from the first epoch on"
-                    )
-                tracked.note(recorded, self._shared.read(recorded.process))
-                if not recorded.is_empty:
-                    yield recorded.batch
-            tracked.end(self._shared.read(0))
-        finally:
-            if self.epochs.spans_epochs and not (tracked is not None and tracked.is_over and tracked.is_in_order):
-                # Start new workers: persistent ones are past the position of the loop, or hold other workers' streams.
-                loader._iterator = None
-            # Workers that are still starting belong to this loop and must end before the loop is recorded as over.
-            iterator = None
-            self.epochs.is_tracked = False
-            self._shared.set(is_tracked=False)
+        yield from self.epochs.track(loader)
 
     def state_dict(self) -> dict[str, str]:
         """Return the position of the loop, or of the worker that calls this, as a dictionary with a single string.
@@ -189,13 +134,7 @@ class StatefulShards(IterableDataset[Any]):
         Raises:
             StateError: worker processes read the data, but the loop is not ``tracked``.
         """
-        if (
-            self.epochs.spans_epochs
-            and get_worker_info() is not None
-            and not self._shared.read(own_worker().worker).loaded
-        ):
-            return state_of_stream()  # StatefulDataLoader calls this with each batch, and cannot know the epoch's end
-        return state_of(self._checkpoints())
+        return self.epochs.state_dict()
 
     @refusing_corrupt_states()
     def load_state_dict(self, state: Mapping[str, Any], *, amend: bool = False) -> None:
@@ -216,38 +155,14 @@ class StatefulShards(IterableDataset[Any]):
                 epoch ended while other ranks may have been mid-epoch. At the first item: it is not the state of all
                 ranks, or the pipeline cannot be resharded.
         """
-        loaded, info = checkpoints_in(state), get_worker_info()
-        worker = None if info is None else own_worker(self.epochs.rank)
-        loaded = self.adopt(loaded, amend=amend)
-        for checkpoint in loaded:
-            checkpoint.check_run(self.seed, worker)
-        if worker is None:
-            check_ranks(loaded, self.epochs.rank, self.pipe)
-        if info is None:
-            loaded = without_counted_epoch(loaded, state, self.pipe)
-        if not all(checkpoint.is_over for checkpoint in loaded):  # then it counts as over on no rank
-            loaded = [replace(checkpoint, is_over=False) for checkpoint in loaded]
-        self._resume_from(loaded)
-
-    def adopt(self, loaded: Sequence[Checkpoint], *, amend: bool = False) -> list[Checkpoint]:
-        """Return the checkpoints for this pipeline, and adopt the history of the run.
-
-        Raises:
-            StateError: they belong to another pipeline.
-        """
-        adopted = adopt(loaded, self.pipe, self._stages, self.epochs.rank.ranks, amend=amend)
-        phases = adopted[0].phases
-        if get_worker_info() is None or len(phases) > len(self._phases):  # the main process has all workers' states
-            self._phases = phases or self._phases
-        return adopted
+        self.epochs.load(state, amend=amend)
 
     def end_epoch(self) -> None:
         """End the current epoch early, after a loop has received part of it: the next iteration begins the next one.
 
         A new loop does so anyway, but the state shows it only after the first item. Call this between two loops.
         """
-        found = self._checkpoints()
-        self._resume_from([replace(each.ended(), epoch=leave(each, self.pipe)) for each in found])
+        self.epochs.end()
 
     def __len__(self) -> int:
         """Return the number of items of an epoch on this rank, as set by ``with_epoch(n)`` or ``with_length(n)``.
@@ -269,7 +184,7 @@ class StatefulShards(IterableDataset[Any]):
             raise RuntimeError(SPLIT_TWICE)
         info = get_worker_info()
         if info is None and self.epochs.has_begun:
-            self._leave_epoch(self._checkpoints)
+            self.epochs.leave(self.epochs.checkpoints)
         if info is None or info.id == 0:
             self._check_split(1 if info is None else info.num_workers)
         return iter(self.epochs)
@@ -284,45 +199,21 @@ class StatefulShards(IterableDataset[Any]):
             RuntimeError: the dataset was created before the ranks were known.
             ValueError: the batches of the pipeline do not match the ``global_batch_size`` of its source.
         """
-        if not self._knows_ranks and ranks_of_run() > self.epochs.rank.ranks:
+        if not self._knows_ranks and ranks_of_run() > self.epochs.state.rank.ranks:
             raise RuntimeError(
                 f"There are {ranks_of_run()} ranks, but this StatefulShards was created before init_process_group was "
                 "called, so each rank would read all of the data. Create it after that call"
             )
-        check_batch_sizes(self.pipe, self.epochs.rank.ranks, self._loader_size)
+        check_batch_sizes(self.pipe, self.epochs.state.rank.ranks, self._loader_size)
         is_checked, self._is_checked = self._is_checked, True
-        if self._agreement is not None and (get_worker_info() is None or not self._shared.loop.is_tracked):
+        if self._agreement is not None and (get_worker_info() is None or not self.epochs.shared.loop.is_tracked):
             self._agreement.compare(facts_of(self.pipe, self._group, workers=workers))
         advice = "" if self._knows_ranks else advice_for_torchrun()
         advice = advice or advice_for_split(
-            self.pipe, workers=workers, ranks=self.epochs.rank.ranks, knows_workers=True
+            self.pipe, workers=workers, ranks=self.epochs.state.rank.ranks, knows_workers=True
         )
         if advice and not is_checked:
             warn_user(advice)
-
-    def _checkpoints(self) -> list[Checkpoint]:
-        """Return the position on this rank, or the loaded checkpoints of all ranks if no epoch has started since.
-
-        Raises:
-            StateError: worker processes read the data, but the loop is not ``tracked``.
-        """
-        info, row = get_worker_info(), self._shared.read(own_worker().worker)
-        if row.loaded:
-            return self.epochs.loaded
-        if info is not None:
-            return [self._saved(row, workers=info.num_workers, parts=[self.epochs.part], worker=self.epochs.number)]
-        tracked = self._tracked
-        if tracked is not None and tracked.row == self._shared.read(tracked.process):
-            parts = tracked.states()
-            facts: dict[str, Any] = {"is_over": tracked.is_over, "workers": len(parts), "turn": tracked.turn}
-            return [self._saved(tracked.row, **facts, parts=parts, received=tracked.received)]
-        if self._shared.loop.has_workers:
-            raise StateError(
-                "The positions of the worker processes are unknown. Loop over data.tracked(loader), call "
-                "StatefulDataLoader.state_dict(), or use DataLoader2 with ShardReadingService"
-            )
-        facts = {"is_over": self.epochs.is_over, "is_drained": self.epochs.is_drained}
-        return [self._saved(row, **facts, parts=[self.epochs.part])]
 
     def begin_loop(self, batch_size: int | None, last: Any) -> None:
         """Prepare for a loop over a ``StatefulDataLoader``, and record how the last loop has left its workers.
@@ -333,75 +224,12 @@ class StatefulShards(IterableDataset[Any]):
         """
         self._loader_size = batch_size or 1
         if last is not None and not self.epochs.is_tracked:
-            self._leave_epoch(lambda: checkpoints_in(last.state_dict()))
-
-    def _leave_epoch(self, find: Callable[[], Sequence[Checkpoint]]) -> None:
-        """Record how the loop has left its epoch, before the next one begins.
-
-        Args:
-            find: returns the position of the loop.
-        """
-        row = self._shared.read(0)
-        if not self._counts_steps or not row.begun or row.loaded:
-            return
-        with suppress(StateError):
-            saved = find()[0]
-            left = steps_received(saved, self.pipe)
-            self.epochs.received, self.epochs.known = saved.epoch.received.leave(left), row.begun
-            self._shared.leave(left, row.begun)
-
-    def _saved(self, row: WorkerRow, *, received: ReceivedEpochs | None = None, **facts: Any) -> Checkpoint:
-        """Return the position of the loop in the epoch of a row; before the first epoch, it is the end of epoch -1."""
-        epochs, epoch = self.epochs, Epoch.before(self.seed) if row.epoch == NO_EPOCH else row.epoch
-        received = epochs.received if received is None else received
-        epoch = replace(epoch, wanted=self._shared.chosen(row.begun))
-        saved = Checkpoint(
-            stages=self._stages,
-            epoch=replace(epoch, received=received) if self._counts_steps else epoch,
-            rank=epochs.rank.rank,
-            ranks=epochs.rank.ranks,
-            phases=self._phases,
-            **facts,
-        )
-        return of_all_ranks(saved, self.pipe) if self._is_alike else saved
-
-    def _resume_from(self, loaded: list[Checkpoint]) -> None:
-        """Resume from checkpoints at the next iteration."""
-        info, shared = get_worker_info(), self._shared
-        self._tracked = None
-        last = loaded[0]
-        begun = shared.begun if info is None else shared.read(info.id).begun
-        epoch = NO_EPOCH if last.epoch.next is None else last.epoch
-        row = WorkerRow(epoch, begun, loaded=self.epochs.load(loaded))
-        shared.write(row, None if info is None else info.id)
-        # A StatefulDataLoader loads its state when iteration begins, after the next epoch was selected.
-        if info is None and shared.chosen(begun) is None:
-            shared.choose(last.epoch.wanted if last.is_over else None)
+            self.epochs.leave(lambda: checkpoints_in(last.state_dict()))
 
     @property
     def _has_other_ranks(self) -> bool:
         """Whether there are other ranks, whether or not they share the data."""
-        return max(self.epochs.rank.ranks, self._ranks_of_run) > 1
-
-    def _tracking(self, loader: DataLoader[Any]) -> TrackedEpoch:
-        """Return an object that tracks the next epoch of a loader."""
-        epochs, last, row = self.epochs, self._tracked, self._shared.read(0)
-        turn, parts = 0, [WorkerState()] * loader.num_workers
-        self._leave_epoch(self._checkpoints)
-        received, is_resumed = epochs.received_before(row), False
-        epochs.before = None
-        if row.loaded:
-            resumed_from = epochs.placed(loader.num_workers)
-            epochs.loaded = [resumed_from]  # so that workers need not reshard it again
-            received, is_resumed = resumed_from.epoch.received, not resumed_from.is_over
-            turn, parts = 0 if resumed_from.is_over else resumed_from.turn, [*resumed_from.parts] or parts
-        elif epochs.spans_epochs:
-            epochs.check_workers(row, loader.num_workers, is_tracked=True)
-        if not row.loaded and epochs.spans_epochs and last is not None:
-            found = last.states()
-            epochs.before = self._saved(last.row or row, workers=len(found), parts=found)
-            parts = [part.renewed() for part in found]
-        return TrackedEpoch(parts, turn, received, is_resumed=is_resumed)
+        return max(self.epochs.state.rank.ranks, self._ranks_of_run) > 1
 
 
 def _group_of(distributed: Distributed) -> DataParallelGroup:
@@ -415,42 +243,3 @@ def _group_of(distributed: Distributed) -> DataParallelGroup:
         "StatefulShards(distributed=True) requires a process group: first call torch.distributed.init_process_group, "
         "or pass distributed=(rank, world_size)"
     )
-
-
-def missing_position(loader: Any, state: Mapping[str, Any]) -> str:
-    """Return why a ``StatefulDataLoader`` cannot resume from a state that it has saved, or ""."""
-    steps = state.get("_num_yielded"), state.get("_steps_since_snapshot"), state.get("_snapshot", {})
-    if not (any(steps[:2]) or steps[2].get("_snapshot_step")) or not has_own_stage(loader.dataset):
-        return ""
-    return (
-        "This state of a StatefulDataLoader was saved after the first batch, and does not contain the position of its "
-        "pipeline in the epoch: some samples would be repeated and others lost. Pass StatefulShards(pipe) instead of "
-        "the pipeline: the state of StatefulDataLoader(StatefulShards(pipe), ...) is exact in the middle of an epoch"
-    )
-
-
-def load_ended_epoch(data: Any, state: Mapping[str, Any]) -> bool:
-    """Load a state of a ``StatefulDataLoader`` into its dataset if a trainer has counted its epoch.
-
-    Otherwise, the loader would begin that epoch again without any items, and the trainer would treat it as the next
-    one.
-
-    Args:
-        data: the dataset of the loader.
-        state: the state to load.
-
-    Returns:
-        bool: whether the dataset has loaded it.
-
-    Raises:
-        StateError: the state belongs to another rank, or to one whose epoch ended while other ranks may have been
-            mid-epoch.
-    """
-    if not state or not isinstance(data, StatefulShards):
-        return False
-    state = {**state, "_steps_since_snapshot": 0}  # the loader itself repeats these steps
-    check_ranks(data.adopt(checkpoints_in(state)), data.epochs.rank, data.pipe)
-    if not counts_epoch(state):
-        return False
-    data.load_state_dict(state)
-    return True

@@ -11,14 +11,14 @@ from torch.utils.data import get_worker_info
 from wds_datapipes.epoch import NO_EPOCH, seed_after
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
-from wds_datapipes.loading.checkpoint.resharding import state_of_rank
 from wds_datapipes.loading.epoch_run import EpochRun, EpochStart
 from wds_datapipes.loading.progress import SnapshotWriter
 from wds_datapipes.loading.splitting import DataParallelGroup, split_by_rank, split_by_worker
+from wds_datapipes.loading.state import LoaderState
 from wds_datapipes.loading.stateful_dataset.tracking import END, RecordedBatch, SharedEpochs, WorkerRow
 from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.instance import own_worker
-from wds_datapipes.pipes.state.pipeline_state import save_state
+from wds_datapipes.pipes.state.pipeline_state import replay_reason, save_state
 from wds_datapipes.received_epochs import UNKNOWN, ReceivedEpochs
 from wds_datapipes.seeds import SeedGenerator
 
@@ -29,13 +29,12 @@ class Epochs:
     Args:
         pipe: the pipeline, before the split.
         seed: the seed of the orders.
-        shared: the memory that all processes share.
         group: the ranks that share the data.
-        replay_reason: why the pipeline resumes by replay, or "".
 
     Attributes:
-        rank: the rank of this process.
-        loaded: the loaded states, until an epoch has started from them.
+        state: what it loads and saves.
+        shared: the memory that all processes share.
+        seed: the seed of the first epoch.
         epoch: the current epoch.
         number: the number of this worker in the round-robin order of the epoch.
         is_over: whether the whole epoch has been yielded; true before the first epoch.
@@ -48,12 +47,11 @@ class Epochs:
         has_begun: whether the latest iteration in this process has begun its epoch.
     """
 
-    def __init__(
-        self, pipe: Any, seed: int, shared: SharedEpochs, group: DataParallelGroup, replay_reason: str = ""
-    ) -> None:
+    def __init__(self, pipe: Any, seed: int, group: DataParallelGroup) -> None:
         self._is_split = group.is_split
-        self.rank = group.rank
-        self.loaded: list[Checkpoint] = []
+        self.state = LoaderState(group.rank, pipe)
+        self.shared = SharedEpochs()
+        self.seed = seed
         self.number = 0
         self.is_over = True
         self.is_drained = False
@@ -63,10 +61,8 @@ class Epochs:
         self.received = ReceivedEpochs()
         self.known = 0
         self._pipe = pipe
-        self._replay_reason = replay_reason
+        self._replay_reason = replay_reason(pipe)
         self._run: EpochRun | None = None
-        self._seed = seed  # of the first epoch
-        self._shared = shared
         self._loads = 0
         # The state of the current epoch.
         self.epoch = NO_EPOCH
@@ -86,18 +82,6 @@ class Epochs:
         if not self._has_items and not is_uninterrupted:
             return self._base
         return WorkerState.of(save_state(self._pipe if self._run is None else self._run.items))
-
-    def load(self, loaded: list[Checkpoint]) -> int:
-        """Store the states from which the next epoch begins, and return the number of such loads so far."""
-        self.loaded = loaded
-        self._loads += 1
-        return self._loads
-
-    def placed(self, workers: int) -> Checkpoint:
-        """Return the position from which this rank resumes, given the loaded states."""
-        if self.loaded[0].worker is not None:
-            return self.loaded[0]
-        return state_of_rank(self.loaded, self._pipe, self.rank.on_worker(0, workers))
 
     def recorded(self, batch: Any) -> Any:
         """Return a batch; a worker of a tracked loop adds a snapshot after the batch."""
@@ -122,7 +106,7 @@ class Epochs:
         refusal = None
         if info is not None:
             # Not with the first item: even a loop that stops immediately has started its epoch in all workers.
-            self._shared.set(has_workers=True)
+            self.shared.set(has_workers=True)
             try:
                 self._begin()
             except StateError as error:  # torch's loader would lose it, so the first item raises it
@@ -138,25 +122,25 @@ class Epochs:
         """
         info = get_worker_info()
         own, workers = (0, 0) if info is None else (info.id, info.num_workers)
-        row = self._shared.read(own)
+        row = self.shared.read(own)
         # The values that a new process starts with are correct even if the loop has stopped meanwhile.
-        is_tracked = self._shared.loop.is_tracked if self._has_begun_any else self.is_tracked
+        is_tracked = self.shared.loop.is_tracked if self._has_begun_any else self.is_tracked
         self._records = info is not None and bool(is_tracked)
         self.check_workers(row, workers, is_tracked=self._records)
-        before = replace(row.epoch, wanted=self._shared.chosen(row.begun), received=self.received_before(row))
+        before = replace(row.epoch, wanted=self.shared.chosen(row.begun), received=self.received_before(row))
         resumed_from = None
         if row.loaded:
-            if row.loaded != self._loads or not self.loaded:
+            if row.loaded != self._loads or not self.state.loaded:
                 raise StateError(
                     "The workers were started before the state was loaded, and persistent_workers keeps them running. "
                     "Load the state before the first epoch, or create a new loader"
                 )
-            resumed_from = self.placed(workers)
+            resumed_from = self.state.resume(workers)
             before = replace(before, received=resumed_from.epoch.received)
             if own == 0:
                 resumed_from.log_replay(self._replay_reason)
         ongoing = resumed_from if resumed_from is not None and not resumed_from.is_over else None
-        epoch = before.follow(self._seed if before.next is None else before.next)
+        epoch = before.follow(self.seed if before.next is None else before.next)
         if ongoing is not None:
             epoch = ongoing.epoch
             try:
@@ -164,11 +148,11 @@ class Epochs:
             except StateError:
                 if ongoing.worker is not None:
                     # A StatefulDataLoader begins the state's epoch even if its loop has ended, and then the next one.
-                    self.loaded = []
-                    self._shared.write(row._replace(loaded=0), own)
+                    self.state.loaded = []
+                    self.shared.write(row._replace(loaded=0), own)
                 raise
             if epoch.wanted is not None:
-                self._shared.choose(epoch.wanted, row.begun + 1)
+                self.shared.choose(epoch.wanted, row.begun + 1)
         self.number = own
         if resumed_from is not None and resumed_from.parts and (ongoing is not None or self.spans_epochs):
             self.number, self._base = resumed_from.part_of(own)
@@ -176,11 +160,11 @@ class Epochs:
             self._base = self.before.parts[own].renewed()
         self.received, self.known = epoch.received, row.begun + 1
         self.epoch = replace(epoch, next=seed_after(epoch.seed))
-        self.loaded, self._has_begun_any = [], info is not None
+        self.state.loaded, self._has_begun_any = [], info is not None
         row = WorkerRow(self.epoch.without_record(), row.begun + 1, workers)
         if info is None:
-            self._shared.set(has_workers=False)
-        self._shared.write(row, None if info is None else own)
+            self.shared.set(has_workers=False)
+        self.shared.write(row, None if info is None else own)
         self.has_begun, self.is_over = True, False
         self._has_recorded_end = False
 
@@ -189,10 +173,10 @@ class Epochs:
             raise StateError(refusal)
         if not self.has_begun:
             self._begin()
-        pipe = split_by_worker(self.part_of_rank(), self.rank.on_worker(self.number, own_worker().workers))
+        pipe = split_by_worker(self.part_of_rank(), self.state.rank.on_worker(self.number, own_worker().workers))
         seeds, is_worker = SeedGenerator(self.epoch.seed), get_worker_info() is not None
-        if self.rank.ranks > 1:
-            seeds.spawn(self.rank.rank, inplace=True)
+        if self.state.rank.ranks > 1:
+            seeds.spawn(self.state.rank.rank, inplace=True)
         if is_worker:  # otherwise, the global generators belong to training
             seeds = seeds.spawn(self.number)
         state = None if self._base.stages is None else self._base
@@ -209,7 +193,7 @@ class Epochs:
         """Return the pipeline after splitting it between the ranks."""
         if not self._is_split:
             return self._pipe
-        return split_by_rank(self._pipe, self.rank)
+        return split_by_rank(self._pipe, self.state.rank)
 
     def received_before(self, row: WorkerRow) -> ReceivedEpochs:
         """Return the epochs that the loop has received before it begins another one.
@@ -219,7 +203,7 @@ class Epochs:
         """
         if self.known != row.begun:  # other processes have read epochs, which were not reported to this one
             return self.received.begin(row.epoch.number).leave(UNKNOWN)
-        return self.received.leave(self._shared.left(row.begun)) if row.begun else self.received
+        return self.received.leave(self.shared.left(row.begun)) if row.begun else self.received
 
     def check_workers(self, row: WorkerRow, workers: int, *, is_tracked: bool) -> None:
         """Check that each worker knows where the previous epoch ended.
@@ -239,7 +223,7 @@ class Epochs:
                 "StatefulDataLoader; or use DataLoader2 with ShardReadingService, or num_workers=0"
             )
         is_other_stream = self.spans_epochs and row.begun and not row.loaded and row.workers != workers
-        if is_other_stream or (workers and self._shared.has_other_workers(workers)):
+        if is_other_stream or (workers and self.shared.has_other_workers(workers)):
             raise StateError(
                 f"A StatefulShards requires the same number of workers in all epochs, but there are {workers} now. To "
                 f"resume with a different number, create a new StatefulShards, and load the state of this one into it"

@@ -237,7 +237,7 @@ def unknown_position() -> None:
 
     @functools.wraps(state_dict)
     def save_and_check(self: Any) -> dict[str, Any]:
-        from wds_datapipes.loading.stateful_dataset.dataset import missing_position
+        from wds_datapipes.loading.stateful_dataset.loader_states import missing_position
 
         state: dict[str, Any] = state_dict(self)
         if reason := missing_position(self, state):
@@ -246,7 +246,7 @@ def unknown_position() -> None:
 
     @functools.wraps(load_state_dict)
     def check_and_load(self: Any, state_dict: dict[str, Any]) -> None:
-        from wds_datapipes.loading.stateful_dataset.dataset import load_ended_epoch, missing_position
+        from wds_datapipes.loading.stateful_dataset.loader_states import load_ended_epoch, missing_position
 
         if reason := missing_position(self, state_dict):
             raise StateError(reason)

@@ -68,7 +68,7 @@ class LoopItems(Loader, Stage[Any]):
             pipe: the pipeline of the main process.
         """
         self.epoch += 1
-        self.turn = 0 if resumed is None else resumed.turn
+        self.turn = 0 if resumed is None else resumed.next_worker
         self.is_over = False
         if self.ahead is not None:
             self.ahead.clear()

@@ -506,7 +506,7 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
     def snapshot(self) -> dict[str, Any]:
         """Return the number of samples that this instance has yielded in the epoch, and the number of ranks."""
         done, rest, _ = self._loaded or (self._done, self._rest, NONE_AWAITED)
-        state: dict[str, Any] = {"passed": done, "ranks": self._instance.ranks}
+        state: dict[str, Any] = {"yielded": done, "ranks": self._instance.ranks}
         if rest != WHOLE_EPOCH:
             state["rest"] = rest.state_dict()
         return state
@@ -519,24 +519,24 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
             again: the samples that later stages have buffered; they are yielded first.
         """
         rest = RestOfEpoch.from_state(state.get("rest"))
-        self._loaded = state.get("passed", 0), rest, again
+        self._loaded = state.get("yielded", 0), rest, again
 
     def is_alike_on_ranks(self, state: Mapping[str, Any], ranks: int, workers: int, worker: int) -> bool:
         """Whether the same worker on every rank has this state; the position in the epoch determines it."""
         share = self._share_of(Instance(0, ranks, worker, workers), RestOfEpoch.from_state(state.get("rest")))
-        return share.is_alike_on_ranks(state["passed"])
+        return share.is_alike_on_ranks(state["yielded"])
 
     def reshard_states(self, resharding: Resharding) -> list[dict[str, Any]]:
         """Return the states from which a different number of instances resumes; they share the rest of the epoch."""
         known = [state or {} for state in resharding.states]
         # An instance that has not begun does not know the number. If none has begun, nothing depends on it.
-        ranks = next((state["ranks"] for state in known if state.get("passed")), 1)
+        ranks = next((state["ranks"] for state in known if state.get("yielded")), 1)
         rest = RestOfEpoch.from_state(next((state["rest"] for state in known if "rest" in state), None))
         workers = len(known) // ranks
         shares = [
-            (self._share_of(Instance(number % ranks, ranks, number // ranks, workers), rest), state.get("passed", 0))
+            (self._share_of(Instance(number % ranks, ranks, number // ranks, workers), rest), state.get("yielded", 0))
             for number, state in enumerate(known)
         ]
         held = chain.from_iterable(map(resharding.waiting, range(len(known))))
         left = rest_of_epoch(shares, [position.start for position in held])
-        return [{"passed": 0, "rest": left.state_dict()} for _ in resharding.own]
+        return [{"yielded": 0, "rest": left.state_dict()} for _ in resharding.own]

@@ -122,7 +122,7 @@ class SampleMixer(Transform, SeededStage, SnapshotStage[Any]):
 
     def _beginning(self) -> dict[str, Any]:
         """Return the state at the start of an epoch."""
-        return {"left": None, "turn": 0, "draws": 0, "sources": [BEGINNING for _ in self.nested_sources()]}
+        return {"left": None, "next_source": 0, "draws": 0, "sources": [BEGINNING for _ in self.nested_sources()]}
 
     def _position(self) -> SamplePosition:
         number = self._state.at
@@ -149,7 +149,7 @@ class SampleMixer(Transform, SeededStage, SnapshotStage[Any]):
         state, passes = self._state, zip(self._passes, self.nested_sources(), strict=True)
         return {
             "left": [*state.left],
-            "turn": state.turn,
+            "next_source": state.turn,
             "draws": state.draws,
             "sources": [each.snapshot(source) for each, source in passes],
         }
@@ -189,7 +189,7 @@ class SampleMixer(Transform, SeededStage, SnapshotStage[Any]):
         left = loaded.get("left") if loaded else []
         if left is None:
             left = [source for source in range(len(sources)) if self.weights is None or self.weights[source] > 0]
-        self._state = MixState([*left], loaded.get("turn", 0), loaded.get("draws", 0))
+        self._state = MixState([*left], loaded.get("next_source", 0), loaded.get("draws", 0))
         items = []
         for number, source in enumerate(sources):
             self._state.at = number

@@ -74,9 +74,9 @@ class PositionedSamples(Source, SnapshotStage[Sample]):
         """Return the position of the next sample: the index of its shard in this instance, its offset, and its key.
 
         The key is "" if unknown. If the rest of the epoch was resharded, shards are counted across all instances, and
-        ``"dealt"`` is the share of this instance. If several shards are open, ``"open"`` lists the next position in
-        each, in the order of their turns, and ``"next"`` is the next unopened shard. ``"listed"`` identifies the list
-        of shards if a loader has inserted a `ShardOrder`.
+        ``"share"`` is the share of this instance. If several shards are open, ``"open"`` lists the next position in
+        each, in the order of their turns, and ``"next"`` is the next unopened shard. ``"shard_list"`` identifies the
+        list of shards if a loader has inserted a `ShardOrder`.
         """
         resume, progress = self._loaded, self._progress
         if resume is None:
@@ -87,9 +87,9 @@ class PositionedSamples(Source, SnapshotStage[Sample]):
         if positions := progress.open if resume is None else resume.open:
             state["open"] = tuple(positions)
         if seen := self._seen():
-            state["listed"] = seen
+            state["shard_list"] = seen
         if share is not None:
-            state["dealt"] = share.state_dict()
+            state["share"] = share.state_dict()
         if self._held.value:
             state["held"] = self._held.value
         return state
@@ -122,13 +122,13 @@ class PositionedSamples(Source, SnapshotStage[Sample]):
         spans = defaultdict[int, list[tuple[int, int]]](list)
         for position in again:
             spans[position.shard].append((position.start, position.end))
-        share = ShardShare.from_state(state["dealt"]) if "dealt" in state else None
+        share = ShardShare.from_state(state["share"]) if "share" in state else None
         following = tuple(state.get("next", END_OF_SHARDS))
         key_rule = self._make_grouping().key_rule
         self._loaded = Resume(following, spans, share, [*map(tuple, state.get("open", ()))], key_rule)
         self._awaited, self._held = again, OpaqueValue(state.get("held", ()))
         self._listed_at = -1
-        self._listed = [*state.get("listed", ())]
+        self._listed = [*state.get("shard_list", ())]
 
     def check_resharding(self) -> None:
         """Check that the list of shards can be read before it is split.
@@ -142,13 +142,13 @@ class PositionedSamples(Source, SnapshotStage[Sample]):
 
     def reshard_states(self, rest: Resharding) -> list[dict[str, Any]]:
         """Return the states from which a different number of instances resumes: each gets its share of the shards."""
-        seen = merge_seen([(state or {}).get("listed", ()) for state in rest.states])
-        listed = {"listed": seen} if seen else {}
+        seen = merge_seen([(state or {}).get("shard_list", ()) for state in rest.states])
+        listed = {"shard_list": seen} if seen else {}
         return [
             {
                 "next": [0, 0, ""],
                 **listed,
-                "dealt": share.state_dict(),
+                "share": share.state_dict(),
                 **({"held": pack_positions(held)} if held else {}),
             }
             for share, held in assign_shards(rest)

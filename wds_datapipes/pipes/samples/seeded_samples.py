@@ -47,11 +47,11 @@ class SeedingStage(SeededStage, FunctionStage[T_co], SnapshotStage[T_co]):
 
     def snapshot(self) -> dict[str, Any]:
         """Return the number of items that neither their shards and keys nor their positions identify."""
-        return {"passed": self._current().count}
+        return {"count": self._current().count}
 
     def load_state_dict(self, state: Mapping[str, Any], again: Awaited = NONE_AWAITED) -> None:  # noqa: ARG002 - users' stages are never read again
         """Load a state from which the next iteration resumes."""
-        self._loaded = ItemCounter(state.get("passed", 0))
+        self._loaded = ItemCounter(state.get("count", 0))
 
     def reset(self) -> None:
         """Start an epoch with the seed that was set for it, or one from torch's generator."""

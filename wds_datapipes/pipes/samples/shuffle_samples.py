@@ -65,7 +65,7 @@ class SampleShuffler(SeededStage, BufferingStage[Sample]):
     def snapshot(self) -> dict[str, Any]:
         """Return the positions of the buffered samples, the number of draws, and the current size of the buffer."""
         state = self._current()
-        return {"draws": state.draws, "room": state.room, **super().snapshot()}
+        return {"draws": state.draws, "buffer_size": state.room, **super().snapshot()}
 
     def set_shuffle(self, shuffle: bool = True) -> SampleShuffler:
         """Turn shuffling on or off; loaders call this."""
@@ -90,7 +90,7 @@ class SampleShuffler(SeededStage, BufferingStage[Sample]):
     def _progress(
         self, state: Mapping[str, Any], waiting: Iterable[SamplePosition] = (), again: Awaited = NONE_AWAITED
     ) -> ShuffleState:
-        loaded = ShuffleState(state.get("room", self.initial if self._enabled else 1), waiting)
+        loaded = ShuffleState(state.get("buffer_size", self.initial if self._enabled else 1), waiting)
         loaded.draws = operator.index(state.get("draws", 0))
         loaded.awaited = again
         return loaded

@@ -92,21 +92,21 @@ class EpochSetter(Transform, SnapshotStage[Any]):
             StateError: a stage before this one buffers samples but has no state.
         """
         if self._loaded is not None:
-            return {"given": self._loaded[0].get("given", 0), "lasting": self._loaded[0]["lasting"]}
+            return {"yielded": self._loaded[0].get("yielded", 0), "stream": self._loaded[0]["stream"]}
         stream, passes = self._stream, self._passes
         if not stream.is_begun:
-            return {"given": 0, "lasting": None}
+            return {"yielded": 0, "stream": None}
         position = {"pass": stream.passes, "state": None}
         if stream.is_open:
             position = passes.snapshot(self.source)
         lasting = {"seed": passes.seed, "first": passes.first, "is_open": stream.is_open, **position}
-        return {"given": stream.given, "lasting": lasting}
+        return {"yielded": stream.given, "stream": lasting}
 
     def load_state_dict(self, state: Mapping[str, Any], again: Awaited = NONE_AWAITED) -> None:
         """Load a state, from which the next iteration resumes.
 
         Args:
-            state: the result of `state_dict`. Without ``"given"``, a new epoch starts.
+            state: the result of `state_dict`. Without ``"yielded"``, a new epoch starts.
             again: the samples that later stages have buffered; they are yielded first.
         """
         self._loaded = state, again
@@ -114,7 +114,7 @@ class EpochSetter(Transform, SnapshotStage[Any]):
     def reset_state(self) -> None:
         """Make the next iteration start an epoch at the loaded position in the stream."""
         if self._loaded is not None:
-            self._loaded = {"given": 0, "lasting": self._loaded[0]["lasting"]}, NONE_AWAITED
+            self._loaded = {"yielded": 0, "stream": self._loaded[0]["stream"]}, NONE_AWAITED
 
     def __iter__(self) -> Iterator[Any]:
         graph = PipelineGraph(self.source)
@@ -123,14 +123,14 @@ class EpochSetter(Transform, SnapshotStage[Any]):
         number_instances(graph)  # a loader may have split the source again
         state, again = self._loaded or ({}, NONE_AWAITED)
         self._stream.given = 0
-        if state and state["lasting"] is None:
+        if state and state["stream"] is None:
             self._stream = Stream()
         elif state:
-            lasting = state["lasting"]
+            lasting = state["stream"]
             self._passes = NestedPasses(graph, instance, lasting["seed"], lasting["first"], lasting)
             items = yield from self._passes.resume_from(self.source, again)
             is_open = lasting["is_open"]
-            self._stream.resume_from(items if is_open else None, lasting["pass"] + is_open, state.get("given", 0))
+            self._stream.resume_from(items if is_open else None, lasting["pass"] + is_open, state.get("yielded", 0))
             del items
         self._loaded = None  # not earlier: a reader of repeated samples may stop at the last of them
         yield from self._stream.take(

@@ -162,14 +162,14 @@ def _after_position(pipe: Any) -> Iterator[Any]:
 def next_epoch_state(state: Sequence[Mapping[str, Any] | None] | None) -> list[dict[str, Any] | None] | None:
     """Return the state at the beginning of the next epoch; None if the pipeline restarts.
 
-    If ``.with_epoch()`` is the first stage, its state holds the part for the next epoch under ``"lasting"``.
+    If ``.with_epoch()`` is the first stage, its state holds the part for the next epoch under ``"stream"``.
 
     Args:
         state: the state at the end of an epoch, or at the point where it was interrupted.
     """
     first, *others = state or [None]
-    lasting = (first or {}).get("lasting")
-    return None if lasting is None else [{"lasting": lasting}, *[None for _ in others]]
+    lasting = (first or {}).get("stream")
+    return None if lasting is None else [{"stream": lasting}, *[None for _ in others]]
 
 
 def check_resharding(pipe: Any) -> None:

@@ -187,7 +187,7 @@ class RunSteps:
         source.exclude(dataset.exclusions)
         source.plan = self._plan.at(step)
         done = batch // workers * size // self._ranks
-        state = WorkerState.of([{"passed": done, "rest": rest.state_dict()}])
+        state = WorkerState.of([{"yielded": done, "rest": rest.state_dict()}])
         for rank, positions in enumerate(parts):
             instance, seeds = Instance(rank, self._ranks, worker, workers), SeedGenerator(self._seed_of(epoch))
             split_by_worker(split_by_rank(pipe, instance), instance)
@@ -196,7 +196,7 @@ class RunSteps:
             run = EpochRun(pipe, EpochStart(seeds, state, epoch=self._epoch(epoch, source.plan)))
             for item in run.items if len(positions) else ():
                 yield rank, item
-                if source.snapshot()["passed"] >= done + len(positions):
+                if source.snapshot()["yielded"] >= done + len(positions):
                     break
 
     def _check_order(self) -> None:
