@@ -16,7 +16,9 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from wds_datapipes import errors
 from wds_datapipes.index import read_index
 
-ERRORS: dict[str, type[Exception]] = {name: value for name, value in vars(errors).items() if isinstance(value, type)}
+ERRORS: dict[str, type[Exception]] = {
+    name: value for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)
+}
 
 
 def test_the_documented_tree_is_accurate() -> None:
