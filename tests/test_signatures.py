@@ -94,3 +94,4 @@ def test_an_argument_of_an_object_in_an_object_is_found() -> None:
     assert found["lowercase"] == [("access", "AccessOptions"), ("indexing", "IndexOptions")]
     assert spell_argument(build_indexes, "header_bytes") == "options=IndexOptions(limits=ReadLimits(header_bytes=...))"
     assert spell_argument(build_indexes, "lanes") is None
+    assert spell_argument(pipes.ShardLoader, "connect_s", "3") == "timeout_s=Timeouts(connect_s=3)"

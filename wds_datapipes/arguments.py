@@ -188,7 +188,7 @@ def _is_named(name: str, value: object) -> bool:
 #: The classes of this package that are arguments.
 _CLASSES = (
     *("AccessOptions", "EpochOptions", "IndexOptions", "JobOptions", "ReadOptions", "WriteOptions"),
-    *("Instance", "Manifest", "ReadLimits", "ShardIndex"),
+    *("Instance", "Manifest", "ReadLimits", "ShardIndex", "Timeouts"),
 )
 
 #: The kinds of values, by the words with which annotations begin.

@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar, get_args
 from wds_datapipes.hints import ARGUMENTS, Hint, Message
 
 #: The ends of the names of classes that stand for several arguments.
-OPTIONS = ("Options", "Limits")
+OPTIONS = ("Options", "Limits", "Timeouts")
 
 P = ParamSpec("P")
 R = TypeVar("R")
