@@ -12,8 +12,8 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 
 from wds_datapipes.arguments import check_choice, check_fields, check_integer, check_optional_integer
-from wds_datapipes.epoch import NO_EPOCH, Epoch
-from wds_datapipes.errors import EmptySourceError, StateError, plural
+from wds_datapipes.epoch import Epoch
+from wds_datapipes.errors import EmptySourceError, plural
 from wds_datapipes.index.format.index_lookup import shard_sizes
 from wds_datapipes.index.format.manifest import Manifest
 from wds_datapipes.index.format.options import AccessOptions, EpochOptions, Join
@@ -23,8 +23,6 @@ from wds_datapipes.index.order.indexed_shards import IndexedShards
 from wds_datapipes.index.order.lanes import check_lanes
 from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.order.phase import Phase
-from wds_datapipes.index.order.phase_records import check_amendment, phases_in, record_of
-from wds_datapipes.index.order.phases import PhasePlan
 from wds_datapipes.index.order.sample_order import LaneOrder, Order
 from wds_datapipes.index.order.select import Select
 from wds_datapipes.index.order.substitutes import Substitutes
@@ -35,10 +33,11 @@ from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.pipes.groups import Groups
 from wds_datapipes.pipes.instance import instance_in
 from wds_datapipes.pipes.samples.indexed_dataset import IndexedDataset
+from wds_datapipes.pipes.samples.indexed_phases import PhasedSamples
 from wds_datapipes.pipes.sharding import SplittingStage, warn_of_copies
 from wds_datapipes.pipes.stage import SnapshotStage
 from wds_datapipes.pipes.state.seeding import SeededStage
-from wds_datapipes.received_epochs import Left, ReceivedEpochs
+from wds_datapipes.received_epochs import ReceivedEpochs
 from wds_datapipes.samples.fields import PADDING_MARK
 from wds_datapipes.shards.held_samples import NONE_AWAITED, Awaited
 from wds_datapipes.shards.position import Resharding, SamplePosition
@@ -54,7 +53,7 @@ Shards: TypeAlias = "Manifest | str | os.PathLike[str] | Iterable[str | os.PathL
 """The shards of a dataset: a manifest, a pattern, or URLs."""
 
 
-class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample]):
+class IndexedSamples(PhasedSamples, SeededStage, SplittingStage[Sample], SnapshotStage[Sample]):
     """Read samples by index in one global order, with equal batches on every rank and an exact length.
 
     The order of an epoch depends only on the sizes of the shards and the epoch's seed, which the loader passes to all
@@ -382,62 +381,6 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
                 f"epoch {epoch.number}. Call it with the number of the next epoch, or not at all"
             )
 
-    @property
-    def _count(self) -> int:
-        """The number of samples in the latest epoch."""
-        return self.plan.phase_of(self.number).count
-
-    def plan_of(self, phases: Sequence[Phase], received: ReceivedEpochs | None = None) -> PhasePlan:
-        """Return the plan of a run with some phases, whose loop has received some epochs; by default, as known."""
-        received = self.plan.received if received is None else received
-        return PhasePlan(phases, self.lanes, drops=self.remainder == "drop", received=received)
-
-    def first_phase(self) -> dict[str, Any]:
-        """Return the record of the first phase of a run that begins with this pipeline."""
-        return record_of(self._described_phase())
-
-    def load_phases(self, records: Sequence[Mapping[str, Any]], epoch: Epoch = NO_EPOCH) -> None:
-        """Continue the phases of a run.
-
-        Args:
-            records: the records in its state; empty if a run begins with this pipeline.
-            epoch: the epoch in which it resumes.
-        """
-        phases = phases_in(records) or [self._own_phase]
-        self.plan, self._first = self.plan_of(phases, epoch.received), epoch.first if records else -1
-        self.number = max(epoch.number, 0)
-
-    def begin_phase(self, records: Sequence[Mapping[str, Any]], epoch: int, position: int) -> dict[str, Any]:
-        """Return the record of the phase that begins with this pipeline at a position of a run.
-
-        Args:
-            records: the phases before it.
-            epoch: the epoch.
-            position: the position in the epoch.
-
-        Raises:
-            StateError: the phase would repeat or lose samples.
-        """
-        plan = self.plan_of(phases_in(records))
-        own = replace(self._described_phase(), epoch=epoch, start=position, step=plan.step_at(epoch, position))
-        record = record_of(own, plan.phases[-1])
-        if "start" in record:
-            check_amendment(plan, own, self._shards.digest_of)
-            if self.global_batch_size is None or (position and self._shards.lengths is not None):
-                raise StateError(
-                    "The datasets, weights and batches of a run can be amended only if it has a global_batch_size and, "
-                    "with bucket_by, only at the end of an epoch"
-                )
-        return record
-
-    def _described_phase(self) -> Phase:
-        """Return the phase of this pipeline with the digests of its datasets."""
-        facts = {
-            name: (shards, samples, self._shards.digest_of(name, shards))
-            for name, (shards, samples, *_) in self._own_phase.datasets.items()
-        }
-        return replace(self._own_phase, datasets=facts)
-
     def _share(self, rest: RestOfEpoch = WHOLE_EPOCH) -> BatchShare:
         """Return the share of this instance in the rest of an epoch."""
         return self._share_of(self._instance, rest)
@@ -448,56 +391,6 @@ class IndexedSamples(SeededStage, SplittingStage[Sample], SnapshotStage[Sample])
 
     def _share_of(self, instance: Instance, rest: RestOfEpoch) -> BatchShare:
         return BatchShare(self._count, self.batch_of(instance.ranks), self.remainder, instance, rest, self.lanes)
-
-    def batch_of(self, ranks: int) -> int:
-        """Return the number of samples in a batch over all ranks, in the last phase up to this epoch."""
-        phase = [each for each in self.plan.phases if each.epoch <= self.number][-1]
-        return ranks if self.global_batch_size is None else phase.batch
-
-    def find_batch(self, number: int, ranks: int, rest: RestOfEpoch, batch: int) -> list[Numbers]:
-        """Return the positions in the epoch of the samples of a global batch on each rank.
-
-        Args:
-            number: the number of the batch in the epoch, or in the rest of an epoch.
-            ranks: the number of ranks.
-            rest: the rest of the epoch, if a different number of ranks or workers has begun it.
-            batch: the number of samples in a batch.
-        """
-        ranks = 1 if batch % ranks else ranks  # an earlier phase had other ranks
-        shares = [
-            BatchShare(self._count, batch, self.remainder, Instance(rank, ranks), rest, self.lanes)
-            for rank in range(ranks)
-        ]
-        return [np.concatenate([*share.positions(number * share.size, number + 1)]) for share in shares]
-
-    def plan_on(self, ranks: int) -> PhasePlan:
-        """Return the plan of the run on some ranks, on which the size of a batch may depend."""
-        phases = [replace(each, batch=ranks) if each.batch == 1 else each for each in self.plan.phases]
-        return self.plan_of(phases)
-
-    def steps_received(
-        self, epoch: int, ranks: int, begun: Mapping[str, Any] | None, left: Mapping[str, Any] | None
-    ) -> Left:
-        """Return how a loop has left an epoch.
-
-        Args:
-            epoch: the epoch.
-            ranks: the number of ranks.
-            begun: the state of the part of the epoch with which the loop resumed, if on other ranks or workers.
-            left: that of the part that it has not received.
-        """
-        resumed, rest = map(RestOfEpoch.from_state, (begun, left))
-        plan, (begin, end) = self.plan_on(ranks), (each.start - len(each.missing) for each in (resumed, rest))
-        before = plan.steps_before(epoch, begin)
-        is_even = plan.steps_before(epoch, begin + 1) > before or begin >= plan.end_of(epoch)
-        if is_even and not resumed.missing:
-            if end >= plan.end_of(epoch):
-                return None
-            steps, parts = plan.steps_before(epoch, end), rest.missing
-        else:  # the batches of the rest lie across those of the epoch
-            batch = [phase.batch for start, _, phase in plan.segments(epoch) if start <= begin][-1]
-            steps, parts = before - (begin - end) // batch, (*resumed.missing, *rest.missing, begin)
-        return steps, plan.steps_before(epoch, min(parts) + 1) - 1 if parts else steps
 
     def position_reader(self) -> Callable[[], SamplePosition]:
         """Return a function that returns the position of the last sample yielded."""
