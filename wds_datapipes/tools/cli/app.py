@@ -157,7 +157,7 @@ def parse(arguments: Sequence[str]) -> tuple[Callable[..., Any], inspect.BoundAr
     available_options.clear()
     if command is commands[-1].default_command:
         available_options.update(options_of(commands[-1]))
-    else:  # a help page, which shows the docstrings of commands
+    elif commands[-1].default_command is None:  # a list of commands, with the first lines of their docstrings
         for name in COMMANDS:
             find_command(name)
     return command, bound
