@@ -358,7 +358,7 @@ REPLAYED: dict[str, Build] = {
     "no shards": listed,
     "zipped": lambda: listed().zip(listed()),
 }
-#: These also do, but only with the service.
+#: These have no state with workers, because a stage runs in the main process.
 IN_MAIN: dict[str, Build] = {
     "a stage in the main process": lambda: Windows(InMain(split().shuffle_samples(5))),
     "a shuffle there": lambda: Windows(InMain(listed())).shuffle(buffer_size=5),

@@ -147,7 +147,7 @@ class EpochStart:
     Attributes:
         seeds: the seed generator of this process.
         state: the state from which the epoch resumes; ``None`` if it starts from the beginning.
-        replay_reason: why the pipeline resumes by replay; "" if it has a position, or the main process replays it.
+        replay_reason: why the pipeline resumes by replay; "" if it has a position.
         owns_generators: whether the global random generators of this process belong to the pipeline, as in a worker.
         iter_reset_fn: the reset function of another reading service; it takes and returns the pipe.
         worker_reset_fn: the user's function; it takes the pipe, the worker and the generator, and returns the pipe.

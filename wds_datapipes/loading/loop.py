@@ -29,7 +29,6 @@ from wds_datapipes.loading.workers.loop_items import DeliveredCount, LoopItems, 
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.sharding import check_batch_sizes
 from wds_datapipes.pipes.state.pipeline_state import replay_reason
-from wds_datapipes.pipes.state.replay import ReplayedItems, is_replayed
 from wds_datapipes.received_epochs import UNKNOWN, Left
 from wds_datapipes.types import Instance
 
@@ -53,8 +52,7 @@ class Loop:
         ranks: the ranks of the run, if they agree.
         resumed_from: the checkpoint from which the next epoch resumes, if any.
         refusal: the reason why there is no state, or "".
-        replay_reason: the reason why the main process replays the pipeline to resume, or "".
-        replay_reason_of_workers: the reason why each worker replays its own pipeline, or "".
+        replay_reason: the reason why each worker replays its pipeline to resume, or "".
         is_resumed: whether the current epoch was resumed mid-epoch.
     """
 
@@ -66,11 +64,10 @@ class Loop:
         self.ranks: Ranks | None = None
         self.resumed_from: Checkpoint | None = None
         self.refusal = ""
-        self.replay_reason = self.replay_reason_of_workers = ""
+        self.replay_reason = ""
         self.is_resumed = False
         self._workers, self._timeout_s = workers, timeout_s
         self._agreement: Ranks | None = None
-        self._replayed: ReplayedItems | None = None
         self._reports: PeriodicReports | None = None
         self._given_rank: int | None = None  # by another reading service
         self._phases: list[dict[str, Any]] = []  # of the run that a loaded state continues
@@ -144,9 +141,6 @@ class Loop:
 
     def count(self, pipe: Pipe) -> Pipe:
         """Return the part of the main process with a stage that counts the items that the loop receives, if needed."""
-        if self.replay_reason:
-            self._replayed = ReplayedItems(pipe, self.replay_reason)
-            return self._replayed
         return pipe if pipe is self.items or self.refusal or self.items is None else DeliveredCount(pipe, self.items)
 
     def _find(self) -> Checkpoint:
@@ -195,27 +189,12 @@ class Loop:
         """
         try:
             later_stages = [stage for stage in later_stages if declared(stage).process_boundary != "ranks"]
-            reason = replay_reason(pipe, later_stages, dispatched)
+            self.replay_reason = replay_reason(pipe, later_stages, dispatched)
         except StateError as error:
             self.refusal = str(error)  # the error itself would keep its frames alive
             return
-        # Each worker replays its own items, unless stages of the main process change the items that the loop receives.
-        if later_stages:
-            self.replay_reason = reason
-        else:
-            self.replay_reason_of_workers = reason
         if self.resumed_from is not None and not self.resumed_from.is_over:
-            self.resumed_from.log_replay(reason)
-            if self.replay_reason and any(is_replayed(part.stages) for part in self.resumed_from.parts):
-                raise StateError(
-                    f"This state counts the items of each worker, but this loader must replay the items of all workers "
-                    f"together, in the main process: {reason}"
-                )
-            if self.replay_reason_of_workers and self.resumed_from.replay is not None:
-                raise StateError(
-                    "This state counts the items of all workers together, but each worker of this loader replays its "
-                    "own. Load it into a loader with the same stages in the main process"
-                )
+            self.resumed_from.log_replay(self.replay_reason)
 
     def begin(self, seed_generator: Any, iter_reset_fn: Callable[[Pipe], Pipe] | None, pipe: Pipe) -> None:
         """Begin an epoch in all workers and on all ranks.
@@ -240,8 +219,6 @@ class Loop:
         epoch = self.epoch if is_seeded else replace(self.epoch, next=None)
         self.items.current = epoch if is_known else None
         self.items.begin(seed_generator, resumed_from, iter_reset_fn, pipe)
-        if self._replayed is not None:
-            self._replayed.begin(None if resumed_from is None else resumed_from.replay)
         self.epoch = replace(self.epoch, next=seed_after(self.epoch.seed))
         seed_generator.seed(self.epoch.next)
 
@@ -318,22 +295,21 @@ class Loop:
             items: the items of an epoch; None if no epoch has begun.
         """
         epoch, phases = self.epoch, self._phases
-        is_over = items is None or (items if self._replayed is None else self._replayed).is_over
+        is_over = items is None or items.is_over
         if is_over and self._seed is not None:  # the next epoch is the first of this seed
             epoch, phases = Epoch.before(self._seed, epoch.wanted), []
         if items is None:
             self.state.rank = self.group.rank.on_worker(0, self._workers)
             parts = list[WorkerState]()
         else:
-            parts = [WorkerState()] * max(self._workers, 1) if self.replay_reason else items.states()
+            parts = items.states()
         return self.state.checkpoint(
             epoch,
             parts,
             phases=phases,
             is_over=is_over,
             workers=self._workers,
-            next_worker=0 if items is None or self.replay_reason else items.turn,
-            replay=None if items is None or self._replayed is None else self._replayed.state_dict(),
+            next_worker=0 if items is None else items.turn,
         )
 
     def begin_reports(self, service: weakref.ref[Any], every_s: float, *, calls: bool) -> None:

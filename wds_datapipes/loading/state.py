@@ -121,7 +121,7 @@ class LoaderState:
             ranks=self.rank.ranks,
             **facts,
         )
-        return of_all_ranks(saved, self._pipe) if self._is_alike and saved.replay is None else saved
+        return of_all_ranks(saved, self._pipe) if self._is_alike else saved
 
     def left(self, saved: Checkpoint) -> Left:
         """Return how a loop leaves the epoch of a checkpoint; None if it has received all of it."""

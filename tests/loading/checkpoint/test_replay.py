@@ -21,7 +21,7 @@ from numbered_shards import key_of, numbered_shards
 from torch.utils.data import DataLoader, IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata.dataloader2 import DataLoader2
-from users_stages import InMain, Unchanged
+from users_stages import Unchanged
 
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.errors import StateError
@@ -120,17 +120,6 @@ def test_loaders_accept_states_of_each_other(workers: int) -> None:
     assert [first, *items] == rest
     with loader_of(listed(), workers, state) as loader:
         assert [first, *loader] == rest
-
-
-def test_a_state_of_another_process_is_an_error() -> None:
-    """States of the main process count the items of all workers; states of workers count their own items."""
-    (of_worker, _), (of_all, _) = begun(listed(), 1, 1), begun(InMain(listed()).shuffle(), 1, 1)
-    with pytest.raises(StateError, match="state of ShardReadingService"):
-        StatefulShards(InMain(listed()).shuffle(), seed=3).load_state_dict(of_all)
-    (saved,), (other,) = checkpoints_in(of_all), checkpoints_in(of_worker)
-    state = state_of([replace(saved, stages=other.stages)])
-    with loader_of(listed(), 1, state) as loader, pytest.raises(StateError, match="this loader replays its own"):
-        list(loader)
 
 
 class Arrays(IterDataPipe[Any]):

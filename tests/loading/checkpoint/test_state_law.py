@@ -58,13 +58,10 @@ STREAMS_WITH_WORKERS: dict[str, Any] = (
 
 @pytest.mark.parametrize(
     ("name", "workers"),
-    [
-        *((name, 0) for name in (*EXACT, *REPLAYED)),
-        *itertools.product([*WITH_WORKERS, *IN_MAIN], [1, 2, 3] if WHOLE else [2]),
-    ],
+    [*((name, 0) for name in (*EXACT, *REPLAYED)), *itertools.product(WITH_WORKERS, [1, 2, 3] if WHOLE else [2])],
 )
 def test_the_service_resumes(name: str, workers: int) -> None:
-    build = {**EXACT, **REPLAYED, **IN_MAIN}[name]
+    build = {**EXACT, **REPLAYED}[name]
     found = check_law(partial(Service, build, workers), cuts=3 if workers else 9 if WHOLE else 6)
     assert found == ("exact" if name in EXACT else "replay")
 
@@ -201,6 +198,15 @@ def test_a_stream_resumes(name: str, loader: Any, workers: int) -> None:
 def test_pipelines_that_cannot_be_replayed_have_no_state(name: str, workers: int) -> None:
     build, message = REFUSED[name]
     with closing(Service(build, workers)) as run:
+        next(run.epoch())
+        with pytest.raises(StateError, match=message):
+            run.state()
+
+
+@pytest.mark.parametrize("name", IN_MAIN)
+def test_a_stage_in_the_main_process_has_no_state(name: str) -> None:
+    message = r"runs in the main process, where no stage has a state\. Move it before the workers"
+    with closing(Service(IN_MAIN[name], 1)) as run:
         next(run.epoch())
         with pytest.raises(StateError, match=message):
             run.state()

@@ -524,7 +524,6 @@ STATES: dict[str, Callable[[list[str]], Pipe]] = {
     "shards": lambda urls: (
         dispatch(ShardList(urls)).load_wds_shards().group_samples().shuffle_samples(5).to_tuple("__key__")
     ),
-    "the main process": lambda _: InMain(dispatch(numbers(48).shuffle())).map(plus_one),
 }
 
 

@@ -104,8 +104,6 @@ class Checkpoint:
         worker: the number of the worker, if this is the state of a single worker; ``parts`` then has one element.
         is_drained: whether the epoch is over because the pipeline in the main process has ended, although the loader
             may hold its last items.
-        replay: if the epoch resumes by replay, the number of items that the loop has received, and a digest of the last
-            one.
         phases: the history of the run: records of its phases, see `wds_datapipes.index.order.phase_records`, and of the
             samples that it excludes, see `Exclusions.extend`.
     """
@@ -120,7 +118,6 @@ class Checkpoint:
     next_worker: int = 0
     worker: int | None = None
     is_drained: bool = False
-    replay: Mapping[str, int] | None = None
     phases: list[dict[str, Any]] = field(default_factory=list)
 
     def on(self, rank: Instance, **changes: Any) -> Checkpoint:
@@ -169,18 +166,12 @@ class Checkpoint:
             worker: the instance of this process, if it is a worker.
 
         Raises:
-            StateError: the state was saved with another seed, belongs to another worker, or counts the items of all
-                workers together.
+            StateError: the state was saved with another seed, or belongs to another worker.
         """
         if self.epoch.next is not None and self.epoch.first != seed:
             raise StateError(
                 f"The state was saved with seed {self.epoch.first}, but the seed here is {seed}. Pass StatefulShards "
                 "the seed of the loader that saved the state"
-            )
-        if self.replay is not None and not self.is_over:
-            raise StateError(
-                "This is a state of ShardReadingService that resumes by replaying the items of all workers together. "
-                "Load it into a ShardReadingService"
             )
         if self.worker is not None and (worker is None or not self.is_of(worker)):
             raise StateError(
@@ -196,7 +187,7 @@ class Checkpoint:
             reason: the reason for the replay.
         """
         stages = [stage or {} for part in self.parts for stage in part.stages or ()]
-        count = sum(stage.get("replayed", 0) for stage in [*stages, self.replay or {}])
+        count = sum(stage.get("replayed", 0) for stage in stages)
         if count and not self.is_over:
             logger.warning("Resuming by replay: %d items are produced again. %s", count, reason)
 

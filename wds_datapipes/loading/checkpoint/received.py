@@ -75,7 +75,7 @@ def steps_received(saved: Checkpoint, pipe: Any) -> Left:
 
 def _steps_of_log(saved: Checkpoint, pipe: Any) -> Left:
     """Return the number of batches whose samples a log has recorded until a state."""
-    if saved.replay is not None or any(is_replayed(part.stages) for part in saved.parts):
+    if any(is_replayed(part.stages) for part in saved.parts):
         return UNKNOWN
     graph = PipelineGraph(pipe)
     batches = LoggedBatches(graph.chain)

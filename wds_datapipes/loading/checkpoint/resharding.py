@@ -211,7 +211,7 @@ def _reshard(saved: Sequence[Checkpoint], pipe: Any, instance: Instance, waiting
     """
     check_complete(saved, pipe)
     parts = [part for checkpoint in saved for part in checkpoint.parts]
-    if any(checkpoint.replay is not None for checkpoint in saved) or any(is_replayed(part.stages) for part in parts):
+    if any(is_replayed(part.stages) for part in parts):
         raise StateError(
             f"{replay_reason(pipe)}. The pipeline therefore resumes by replaying its items, which requires as many "
             "ranks and workers as before"

@@ -42,7 +42,7 @@ def run_in_process(service: Any, datapipe: Pipe, rank: Instance) -> tuple[Pipe, 
     waiting: Any = datapipe if declared(datapipe).process_boundary == "ranks" else None
     part = datapipe if waiting is None else waiting.datapipe
     service.loop.refuse(part, [])
-    items = LocalItems(part, service.worker_reset_fn, service.loop.replay_reason_of_workers)
+    items = LocalItems(part, service.worker_reset_fn, service.loop.replay_reason)
     if waiting is None:
         return items, items
     waiting.datapipe = items
@@ -89,8 +89,8 @@ def start_workers(service: Any, datapipe: Pipe, rank: Instance) -> tuple[Pipe, L
             service.worker_init_fn,
             service.worker_reset_fn,
             resumed=part,
-            records_state=not (loop.refusal or loop.replay_reason),
-            replay_reason=loop.replay_reason_of_workers,
+            records_state=not loop.refusal,
+            replay_reason=loop.replay_reason,
             name=f"worker process {number}",
         )
         for number, part in enumerate(loop.parts)

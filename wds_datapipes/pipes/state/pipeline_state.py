@@ -58,20 +58,25 @@ def replay_reason(pipe: Any, later_stages: Sequence[Any] = (), dispatched: Any =
 
     Args:
         pipe: the pipeline.
-        later_stages: stages after it, which have no state.
+        later_stages: stages after it, in the main process.
         dispatched: the pipeline of the dispatching process, whose items it reads, if there is one.
 
     Raises:
-        StateError: the pipeline has no position, and its seeds do not determine an epoch.
+        StateError: the pipeline has no position, and its seeds do not determine an epoch, or a stage runs in the main
+            process.
     """
+    if later_stages:
+        raise StateError(
+            f"{name_of(later_stages[0])} runs in the main process, where no stage has a state. Move it before the "
+            "workers, or into the loop; or read the loader with LoaderBatches, and put it after that"
+        )
     try:
         graph_of(pipe).stateful_stages()
-        if not later_stages:
-            return ""
-        reason = f"{name_of(later_stages[0])} runs in the main process, where no stage has a state"
     except StateError as error:
         reason = str(error)
-    pipes = [pipe, *later_stages, *([] if dispatched is None else [dispatched])]
+    else:
+        return ""
+    pipes = [pipe, *([] if dispatched is None else [dispatched])]
     if obstacle := next(filter(None, (graph_of(each).replay_obstacle for each in pipes)), ""):
         raise StateError(f"{reason}. The pipeline cannot be replayed: {obstacle}")
     return reason
