@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from itertools import chain, islice, zip_longest
 from pathlib import Path
@@ -50,7 +51,7 @@ def steps_of(ranks: list[Epochs]) -> list[list[str]]:
     return [[*chain(*batches)] for batches in chain(*epochs)]
 
 
-@settings(max_examples=8)
+@settings(max_examples=8 if os.environ.get("WHOLE_SWEEPS") else 5)
 @given(
     batch=st.integers(1, 5),
     options=st.sampled_from([{}, {"drop_last": True}, {"is_mixed": True}]),
