@@ -76,7 +76,7 @@ CALLED: dict[str, dict[str, str]] = {
     "loading/checkpoint/format.py": {"snapshot_every_n_steps": "", "snapshot_frequency": ""},
     "loading/checkpoint/resharding.py": {"distributed": "StatefulShards ShardReadingService"},
     "loading/distributed.py": {"distributed": "StatefulShards ShardReadingService"},
-    "index/order/phases.py": {"snapshot_every_n_steps": ""},  # of the StatefulDataLoader
+    "index/order/timeline.py": {"snapshot_every_n_steps": ""},  # of the StatefulDataLoader
     "loading/loader_batches.py": {"num_workers": ""},  # of the DataLoader
     "loading/service/service.py": {"num_workers": "ShardReadingService"},
     "loading/loop.py": {"distributed": "ShardReadingService"},

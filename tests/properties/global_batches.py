@@ -12,8 +12,8 @@ from wds_datapipes import IndexedSamples
 from wds_datapipes.index.order.lanes import Lanes
 from wds_datapipes.index.order.mixed_order import MixedOrder
 from wds_datapipes.index.order.phase import Phase
-from wds_datapipes.index.order.phases import PhasePlan
 from wds_datapipes.index.order.sample_order import Order, SampleOrder
+from wds_datapipes.index.order.timeline import RunTimeline
 
 
 def keys(samples: Any) -> list[str]:
@@ -59,4 +59,4 @@ def mixed_order(datasets: list[list[int]], weights: list[int], kind: Order, seed
     phase = Phase(lanes.count, lanes.batch, known, [(0, dict(zip(names, weights, strict=True)))])
     parts = dict(zip(names, map(slice, ends, ends[1:]), strict=False))
     sizes = [*chain(*datasets)]
-    return MixedOrder(PhasePlan([phase], len(lanes)), 0, sizes, parts, kind, seed=seed, lanes=lanes, window_shards=2)
+    return MixedOrder(RunTimeline([phase], len(lanes)), 0, sizes, parts, kind, seed=seed, lanes=lanes, window_shards=2)

@@ -42,7 +42,7 @@ def steps_of(pipe: IndexedSamples, epochs: int) -> list[list[Drawn]]:
         pipe.set_seed(epoch).current_epoch, pipe.first_seed = Epoch(5, epoch), 5
         order = pipe.order_of_epoch()
         size = pipe.batch_of(1)
-        for number in range(-(-pipe.plan.end_of(epoch) // size)):
+        for number in range(-(-pipe.timeline.end_of(epoch) // size)):
             [positions] = pipe.find_batch(number, 1, WHOLE_EPOCH, size)
             shards, places = order.find(positions)
             drawn = zip(pipe.dataset.names(shards), shards.tolist(), places.tolist(), strict=True)

@@ -21,7 +21,6 @@ from wds_datapipes.index.order.join import JoinedShards
 from wds_datapipes.index.order.lanes import Lanes
 from wds_datapipes.index.order.mixed_order import MixedOrder, numbers_of_shards
 from wds_datapipes.index.order.permutation import Numbers
-from wds_datapipes.index.order.phases import PhasePlan
 from wds_datapipes.index.order.sample_order import (
     Chunk,
     EpochOrder,
@@ -32,6 +31,7 @@ from wds_datapipes.index.order.sample_order import (
     check_lengths,
 )
 from wds_datapipes.index.order.select import Select, Selection, by_dataset
+from wds_datapipes.index.order.timeline import RunTimeline
 from wds_datapipes.io.openers import redact
 from wds_datapipes.samples.fields import Lacking
 
@@ -188,35 +188,37 @@ class IndexedShards:
         return shards
 
     def order_of(
-        self, plan: PhasePlan, epoch: int, order: Order, options: EpochOptions, *, seed: int, run: int
+        self, timeline: RunTimeline, epoch: int, order: Order, options: EpochOptions, *, seed: int, run: int
     ) -> LaneOrder:
         """Return the order of an epoch of a run.
 
         Args:
-            plan: the phases of the run.
+            timeline: the phases of the run.
             epoch: the number of the epoch.
             order: the order of samples within each dataset.
             options: the widths of windows.
             seed: the seed of batches by length and of an epoch that has each sample once.
             run: the seed of a run that draws from the datasets.
         """
-        first, window = plan.phase_of(epoch), options.window_shards
-        lanes = Lanes(first.count, first.batch, plan.lanes)
+        first, window = timeline.phase_of(epoch), options.window_shards
+        lanes = Lanes(first.count, first.batch, timeline.lanes)
         found: SampleOrder
         if first.points is None:
             own = numbers_of_shards(first.drawn_datasets(""), self.shards_of)
-            found = EpochOrder(self.sizes[own], order, seed=seed, window_shards=window, lanes=plan.lanes, numbers=own)
+            found = EpochOrder(
+                self.sizes[own], order, seed=seed, window_shards=window, lanes=timeline.lanes, numbers=own
+            )
         else:
             found = MixedOrder(
-                plan, epoch, self.sizes, self.shards_of, order, seed=run, lanes=lanes, window_shards=window
+                timeline, epoch, self.sizes, self.shards_of, order, seed=run, lanes=lanes, window_shards=window
             )
         if self.lengths is not None:
             shuffles, window = order != "sequential", options.bucket_window
             found = LengthOrder(
                 found, self.lengths, self.starts, lanes=lanes, window=window, seed=seed if shuffles else None
             )
-        later = [each for each in plan.phases_within(epoch) if each.batch != first.batch]
-        rests = [(each.start, Lanes(first.count - each.start, each.batch, plan.lanes)) for each in later]
+        later = [each for each in timeline.phases_within(epoch) if each.batch != first.batch]
+        rests = [(each.start, Lanes(first.count - each.start, each.batch, timeline.lanes)) for each in later]
         return LaneOrder(found, lanes, rests)
 
     def datasets_of(self, shards: Numbers) -> Numbers:

@@ -12,8 +12,8 @@ from wds_datapipes.errors import StateError
 from wds_datapipes.index.order.draws import Pass
 from wds_datapipes.index.order.lanes import Lanes
 from wds_datapipes.index.order.permutation import Numbers
-from wds_datapipes.index.order.phases import PhasePlan
 from wds_datapipes.index.order.sample_order import EpochOrder, Order
+from wds_datapipes.index.order.timeline import RunTimeline
 from wds_datapipes.seeds import derived_seed
 
 
@@ -26,7 +26,7 @@ class MixedOrder:
     before all others of its lane. Like an `EpochOrder`, it is computed, not stored.
 
     Args:
-        plan: the phases of the run.
+        timeline: the phases of the run.
         epoch: the number of the epoch.
         sizes: the number of samples in each shard.
         shards_of: the shards of each dataset.
@@ -38,7 +38,7 @@ class MixedOrder:
 
     def __init__(
         self,
-        plan: PhasePlan,
+        timeline: RunTimeline,
         epoch: int,
         sizes: Sequence[int] | Numbers,
         shards_of: Mapping[str, slice],
@@ -48,8 +48,8 @@ class MixedOrder:
         lanes: Lanes,
         window_shards: int = 16,
     ) -> None:
-        names, self._draws, passes = plan.draws(None if order == "sequential" else seed)
-        self._earlier = plan.drawn(epoch)
+        names, self._draws, passes = timeline.draws(None if order == "sequential" else seed)
+        self._earlier = timeline.drawn(epoch)
         self._begins = [max(int((draws.begins - self._earlier).max()), 0) for draws in self._draws]
         self._lanes = lanes
         options = {"order": order, "window_shards": window_shards, "lanes": len(lanes)}

@@ -9,7 +9,7 @@ from typing import Any
 
 from wds_datapipes.errors import StateError, plural
 from wds_datapipes.index.order.phase import Phase
-from wds_datapipes.index.order.phases import PhasePlan
+from wds_datapipes.index.order.timeline import RunTimeline
 
 #: The attributes of a `Phase` that a record may contain, apart from its datasets and beginning.
 FACTS = ("count", "batch", "points")
@@ -39,24 +39,24 @@ def phases_in(records: Sequence[Mapping[str, Any]]) -> list[Phase]:
     return found
 
 
-def check_amendment(plan: PhasePlan, new: Phase, digest: Callable[[str, int], str]) -> None:
+def check_amendment(timeline: RunTimeline, new: Phase, digest: Callable[[str, int], str]) -> None:
     """Check that a phase can follow others: no sample is repeated, and none is lost.
 
     Args:
-        plan: the earlier phases.
+        timeline: the earlier phases.
         new: the phase.
         digest: returns the digest of the first shards of a dataset in their current state.
 
     Raises:
         StateError: a dataset was replaced or has lost samples, or the phase needs a different kind of order.
     """
-    last = plan.phases[-1]
+    last = timeline.phases[-1]
     problems = list[str]()
     if (last.epoch, last.start) > (new.epoch, new.start):
         problems.append(f"a later phase has begun in epoch {last.epoch}, but this state is of epoch {new.epoch}")
     if {*map(_kind, (last.points, new.points))} - {"weights"} and _kind(last.points) != _kind(new.points):
         problems.append(f"the run has {_kind(last.points)}, and a change to {_kind(new.points)} would repeat samples")
-    known = {name: each for phase in plan.phases for name, each in phase.datasets.items()}
+    known = {name: each for phase in timeline.phases for name, each in phase.datasets.items()}
     for name, (shards, samples, old) in known.items():
         own = new.datasets.get(name)
         owner = f"the dataset {name!r}" if name else "the dataset"

@@ -121,7 +121,7 @@ def _amended(
     if rest is None or "start" not in record:
         return loaded
     if position:  # its batches may have another size
-        rest["rest"]["end"] = source.plan.end_of(epoch)
+        rest["rest"]["end"] = source.timeline.end_of(epoch)
 
     def rest_of(part: WorkerState) -> WorkerState:
         return WorkerState.of([rest, *(part.stages or [None])[1:]])

@@ -15,7 +15,7 @@ from wds_datapipes.index.order.indexed_shards import IndexedShards
 from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.order.phase import Phase
 from wds_datapipes.index.order.phase_records import check_amendment, phases_in, record_of
-from wds_datapipes.index.order.phases import PhasePlan
+from wds_datapipes.index.order.timeline import RunTimeline
 from wds_datapipes.received_epochs import Left, ReceivedEpochs
 from wds_datapipes.types import Instance
 
@@ -24,14 +24,14 @@ class PhasedSamples:
     """The phases of a run, and the global batches and steps that follow from them.
 
     Attributes:
-        plan: the phases of the run, and the epochs that the loop has received.
+        timeline: the phases of the run, and the epochs that the loop has received.
         number: the number of the epoch.
     """
 
     lanes: int
     remainder: Remainder
     global_batch_size: int | None
-    plan: PhasePlan
+    timeline: RunTimeline
     number: int
     _first: int
     _own_phase: Phase
@@ -40,12 +40,12 @@ class PhasedSamples:
     @property
     def _count(self) -> int:
         """The number of samples in the latest epoch."""
-        return self.plan.phase_of(self.number).count
+        return self.timeline.phase_of(self.number).count
 
-    def plan_of(self, phases: Sequence[Phase], received: ReceivedEpochs | None = None) -> PhasePlan:
-        """Return the plan of a run with some phases, whose loop has received some epochs; by default, as known."""
-        received = self.plan.received if received is None else received
-        return PhasePlan(phases, self.lanes, drops=self.remainder == "drop", received=received)
+    def timeline_of(self, phases: Sequence[Phase], received: ReceivedEpochs | None = None) -> RunTimeline:
+        """Return the timeline of a run with some phases, whose loop has received some epochs; by default, as known."""
+        received = self.timeline.received if received is None else received
+        return RunTimeline(phases, self.lanes, drops=self.remainder == "drop", received=received)
 
     def first_phase(self) -> dict[str, Any]:
         """Return the record of the first phase of a run that begins with this pipeline."""
@@ -59,7 +59,7 @@ class PhasedSamples:
             epoch: the epoch in which it resumes.
         """
         phases = phases_in(records) or [self._own_phase]
-        self.plan, self._first = self.plan_of(phases, epoch.received), epoch.first if records else -1
+        self.timeline, self._first = self.timeline_of(phases, epoch.received), epoch.first if records else -1
         self.number = max(epoch.number, 0)
 
     def begin_phase(self, records: Sequence[Mapping[str, Any]], epoch: int, position: int) -> dict[str, Any]:
@@ -73,11 +73,11 @@ class PhasedSamples:
         Raises:
             StateError: the phase would repeat or lose samples.
         """
-        plan = self.plan_of(phases_in(records))
-        own = replace(self._described_phase(), epoch=epoch, start=position, step=plan.step_at(epoch, position))
-        record = record_of(own, plan.phases[-1])
+        timeline = self.timeline_of(phases_in(records))
+        own = replace(self._described_phase(), epoch=epoch, start=position, step=timeline.step_at(epoch, position))
+        record = record_of(own, timeline.phases[-1])
         if "start" in record:
-            check_amendment(plan, own, self._shards.digest_of)
+            check_amendment(timeline, own, self._shards.digest_of)
             if self.global_batch_size is None or (position and self._shards.lengths is not None):
                 raise StateError(
                     "The datasets, weights and batches of a run can be amended only if it has a global_batch_size and, "
@@ -95,7 +95,7 @@ class PhasedSamples:
 
     def batch_of(self, ranks: int) -> int:
         """Return the number of samples in a batch over all ranks, in the last phase up to this epoch."""
-        phase = [each for each in self.plan.phases if each.epoch <= self.number][-1]
+        phase = [each for each in self.timeline.phases if each.epoch <= self.number][-1]
         return ranks if self.global_batch_size is None else phase.batch
 
     def find_batch(self, number: int, ranks: int, rest: RestOfEpoch, batch: int) -> list[Numbers]:
@@ -114,10 +114,10 @@ class PhasedSamples:
         ]
         return [np.concatenate([*share.positions(number * share.size, number + 1)]) for share in shares]
 
-    def plan_on(self, ranks: int) -> PhasePlan:
-        """Return the plan of the run on some ranks, on which the size of a batch may depend."""
-        phases = [replace(each, batch=ranks) if each.batch == 1 else each for each in self.plan.phases]
-        return self.plan_of(phases)
+    def timeline_on(self, ranks: int) -> RunTimeline:
+        """Return the timeline of the run on some ranks, on which the size of a batch may depend."""
+        phases = [replace(each, batch=ranks) if each.batch == 1 else each for each in self.timeline.phases]
+        return self.timeline_of(phases)
 
     def steps_received(
         self, epoch: int, ranks: int, begun: Mapping[str, Any] | None, left: Mapping[str, Any] | None
@@ -131,14 +131,14 @@ class PhasedSamples:
             left: that of the part that it has not received.
         """
         resumed, rest = map(RestOfEpoch.from_state, (begun, left))
-        plan, (begin, end) = self.plan_on(ranks), (each.start - len(each.missing) for each in (resumed, rest))
-        before = plan.steps_before(epoch, begin)
-        is_even = plan.steps_before(epoch, begin + 1) > before or begin >= plan.end_of(epoch)
+        timeline, (begin, end) = self.timeline_on(ranks), (each.start - len(each.missing) for each in (resumed, rest))
+        before = timeline.steps_before(epoch, begin)
+        is_even = timeline.steps_before(epoch, begin + 1) > before or begin >= timeline.end_of(epoch)
         if is_even and not resumed.missing:
-            if end >= plan.end_of(epoch):
+            if end >= timeline.end_of(epoch):
                 return None
-            steps, parts = plan.steps_before(epoch, end), rest.missing
+            steps, parts = timeline.steps_before(epoch, end), rest.missing
         else:  # the batches of the rest lie across those of the epoch
-            batch = [phase.batch for start, _, phase in plan.segments(epoch) if start <= begin][-1]
+            batch = [phase.batch for start, _, phase in timeline.segments(epoch) if start <= begin][-1]
             steps, parts = before - (begin - end) // batch, (*resumed.missing, *rest.missing, begin)
-        return steps, plan.steps_before(epoch, min(parts) + 1) - 1 if parts else steps
+        return steps, timeline.steps_before(epoch, min(parts) + 1) - 1 if parts else steps

@@ -215,7 +215,7 @@ class IndexedSamples(PhasedSamples, SeededStage, SplittingStage[Sample], Snapsho
         facts = {name: (part.stop - part.start, counts[name]) for name, part in parts.items()}
         self._own_phase = Phase(count, global_batch_size or 1, facts, points if is_mixed else None)
         #: The phases of the run, the seed of the loader in its first epoch, and that of its order.
-        self.plan, self._first, self.run_seed = self.plan_of([self._own_phase], ReceivedEpochs()), -1, 0
+        self.timeline, self._first, self.run_seed = self.timeline_of([self._own_phase], ReceivedEpochs()), -1, 0
         #: The number of the epoch.
         self.number = 0
 
@@ -360,13 +360,13 @@ class IndexedSamples(PhasedSamples, SeededStage, SplittingStage[Sample], Snapsho
             self.run_seed, self.number = seed, 0
             if known is not None:
                 self.run_seed, self.number = self.first_seed or 0, known.number
-                self.plan = self.plan_of(self.plan.phases, known.received)
+                self.timeline = self.timeline_of(self.timeline.phases, known.received)
             number = self.number
-        return self._shards.order_of(self.plan, number, order, self.epoch, seed=seed, run=self.run_seed)
+        return self._shards.order_of(self.timeline, number, order, self.epoch, seed=seed, run=self.run_seed)
 
     def _check_schedule(self, epoch: Epoch | None) -> None:
         """Check that the steps of a run are known if its weights change by step."""
-        if all(len(phase.points or ()) <= 1 for phase in self.plan.phases):
+        if all(len(phase.points or ()) <= 1 for phase in self.timeline.phases):
             return
         if epoch is None:
             raise RuntimeError(

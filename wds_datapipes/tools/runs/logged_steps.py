@@ -14,7 +14,7 @@ import numpy as np
 from wds_datapipes.errors import StateError
 from wds_datapipes.index.order.indexed_shards import IndexedShards
 from wds_datapipes.index.order.permutation import Numbers
-from wds_datapipes.index.order.phases import unknown_step_error
+from wds_datapipes.index.order.timeline import unknown_step_error
 from wds_datapipes.loading.checkpoint.received import LoggedBatches
 from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.inspection import call_of

@@ -15,9 +15,9 @@ from wds_datapipes.errors import StateError
 from wds_datapipes.index.order.batch_share import WHOLE_EPOCH, RestOfEpoch
 from wds_datapipes.index.order.indexed_shards import IndexedShards
 from wds_datapipes.index.order.permutation import Numbers
-from wds_datapipes.index.order.phases import PhasePlan
 from wds_datapipes.index.order.sample_order import LaneOrder
 from wds_datapipes.index.order.substitutes import Substitutes
+from wds_datapipes.index.order.timeline import RunTimeline
 from wds_datapipes.index.read.dataset_reader import DatasetReader
 from wds_datapipes.loading.checkpoint.amendment import adopt
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState, checkpoints_in
@@ -102,12 +102,12 @@ class RunSteps:
         adopt([saved], self._pipeline, descriptions(pipeline), saved.ranks)
         source = self._source
         self._ranks = saved.ranks
-        check_steps([saved, *others], source.plan)
-        self._plan, self._rest, epoch = source.plan_on(self._ranks), _rest_in(saved), max(saved.epoch.number, 0)
-        phases, begins = self._plan.phases, self._rest.start - len(self._rest.missing)
+        check_steps([saved, *others], source.timeline)
+        self._timeline, self._rest, epoch = source.timeline_on(self._ranks), _rest_in(saved), max(saved.epoch.number, 0)
+        phases, begins = self._timeline.phases, self._rest.start - len(self._rest.missing)
         if self._rest != WHOLE_EPOCH and (epoch, begins) != (phases[-1].epoch, phases[-1].start):  # it was resharded
-            step = self._plan.step_at(epoch, begins)
-            self._plan = source.plan_of([*phases, replace(phases[-1], epoch=epoch, start=begins, step=step)])
+            step = self._timeline.step_at(epoch, begins)
+            self._timeline = source.timeline_of([*phases, replace(phases[-1], epoch=epoch, start=begins, step=step)])
         self._order: tuple[Any, Any] = None, None
 
     def samples(self, step: int, *, keys: bool = True) -> list[StepSample]:
@@ -165,9 +165,9 @@ class RunSteps:
         """
         self._check_order()
         epoch, position = place_of([self.saved], self._source)[:2]
-        self._order_of(epoch, self._plan)
+        self._order_of(epoch, self._timeline)
         seed = None if self._source.order == "sequential" else self._source.run_seed
-        return self._plan.step_at(epoch, position), self._plan.seen(seed, epoch, position)
+        return self._timeline.step_at(epoch, position), self._timeline.seen(seed, epoch, position)
 
     def replay(self, step: int) -> Iterator[tuple[int, Any]]:
         """Yield the items that the pipeline makes of the samples of a step, each with the rank that received it.
@@ -185,7 +185,7 @@ class RunSteps:
         worker = batch % workers
         pipe, source = _copy(self._pipeline)
         source.exclude(dataset.exclusions)
-        source.plan = self._plan.at(step)
+        source.timeline = self._timeline.at(step)
         done = batch // workers * size // self._ranks
         state = WorkerState.of([{"yielded": done, "rest": rest.state_dict()}])
         for rank, positions in enumerate(parts):
@@ -193,7 +193,7 @@ class RunSteps:
             split_by_worker(split_by_rank(pipe, instance), instance)
             seeds = seeds.spawn(rank) if self._ranks > 1 else seeds
             seeds = seeds.spawn(worker) if self.saved.workers else seeds
-            run = EpochRun(pipe, EpochStart(seeds, state, epoch=self._epoch(epoch, source.plan)))
+            run = EpochRun(pipe, EpochStart(seeds, state, epoch=self._epoch(epoch, source.timeline)))
             for item in run.items if len(positions) else ():
                 yield rank, item
                 if source.snapshot()["yielded"] >= done + len(positions):
@@ -206,7 +206,7 @@ class RunSteps:
     def _batch(self, step: int) -> tuple[IndexedShards, LaneOrder, list[Numbers]]:
         """Return the dataset at a step with its exclusions, the order of the epoch, and each rank's positions."""
         epoch, batch, rest, size = self._locate(step)
-        order = self._order_of(epoch, self._plan.at(step))
+        order = self._order_of(epoch, self._timeline.at(step))
         parts = self._source.find_batch(batch, self._ranks, rest, size)
         last = max(int(part.max(initial=0)) for part in parts)
         exclusions = self._source.exclusions.at(self.saved.phases, epoch, last)
@@ -215,32 +215,32 @@ class RunSteps:
     def _locate(self, step: int) -> tuple[int, int, RestOfEpoch, int]:
         """Return the epoch of a step, its batch in the epoch or in its rest, this rest, and the batch size."""
         check_integer("step", step, 0)
-        phase, epoch, batch = self._plan.locate(step)
+        phase, epoch, batch = self._timeline.locate(step)
         rest = WHOLE_EPOCH
         if phase.start and epoch == phase.epoch:
-            rest = RestOfEpoch(phase.start, (), self._plan.end_of(epoch))
+            rest = RestOfEpoch(phase.start, (), self._timeline.end_of(epoch))
             if (
-                phase is self._plan.phases[-1]
+                phase is self._timeline.phases[-1]
                 and self._rest != WHOLE_EPOCH
                 and epoch == max(self.saved.epoch.number, 0)
             ):
                 rest = self._rest
         return epoch, batch, rest, phase.batch
 
-    def _epoch(self, number: int, plan: PhasePlan) -> Epoch:
-        """Return an epoch of the run according to a plan."""
-        return Epoch(self.saved.epoch.first, number, self._seed_of(number), received=plan.received)
+    def _epoch(self, number: int, timeline: RunTimeline) -> Epoch:
+        """Return an epoch of the run according to a timeline."""
+        return Epoch(self.saved.epoch.first, number, self._seed_of(number), received=timeline.received)
 
-    def _order_of(self, epoch: int, plan: PhasePlan) -> Any:
-        """Return the order of an epoch according to the plan at that time; the last one is kept."""
-        if self._order[0] != (known := (epoch, plan.phases, plan.received)):
-            self._source.plan = plan
-            seed_stages(self._pipeline, SeedGenerator(self._seed_of(epoch)), self._epoch(epoch, plan))
+    def _order_of(self, epoch: int, timeline: RunTimeline) -> Any:
+        """Return the order of an epoch according to the timeline at that time; the last one is kept."""
+        if self._order[0] != (known := (epoch, timeline.phases, timeline.received)):
+            self._source.timeline = timeline
+            seed_stages(self._pipeline, SeedGenerator(self._seed_of(epoch)), self._epoch(epoch, timeline))
             self._order = known, self._source.order_of_epoch()
         return self._order[1]
 
 
-def check_steps(saved: Sequence[Checkpoint], plan: PhasePlan) -> None:
+def check_steps(saved: Sequence[Checkpoint], timeline: RunTimeline) -> None:
     """Check that the states of some ranks determine the steps of a run.
 
     Raises:
@@ -252,7 +252,7 @@ def check_steps(saved: Sequence[Checkpoint], plan: PhasePlan) -> None:
             "The loops of the ranks have left their epochs at different steps, so there are no steps of the whole run"
         )
     changes = sum("start" in each or "excluded" in each for each in saved[0].phases)
-    if changes > 1 and not plan.received.rises:
+    if changes > 1 and not timeline.received.rises:
         raise StateError(
             "set_epoch() has repeated epochs of this run, whose data, batches or exclusions have changed. The steps of "
             "such a run are unknown"

@@ -1,4 +1,4 @@
-"""The phases of a run: the datasets that it reads from a step on, with their weights and batches."""
+"""The timeline of a run: which phase, epoch, batch and draws each of its steps has."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Stretch(NamedTuple):
     is_whole: bool = True
 
 
-class PhasePlan:
+class RunTimeline:
     """The phases of a run and the arithmetic of its steps and draws.
 
     The phase in which an epoch begins determines its number of samples. Weights, batches and datasets change with the
@@ -54,8 +54,8 @@ class PhasePlan:
 
     Examples:
         >>> points = [(0, {"a": 1, "b": 1}), (3, {"a": 1, "b": 3})]
-        >>> plan = PhasePlan([Phase(20, 4, {"a": (1, 10), "b": (1, 10)}, points)])
-        >>> plan.locate(7)[1:], plan.step_at(1, 8)
+        >>> timeline = RunTimeline([Phase(20, 4, {"a": (1, 10), "b": (1, 10)}, points)])
+        >>> timeline.locate(7)[1:], timeline.step_at(1, 8)
         ((1, 2), 7)
     """
 
@@ -112,8 +112,8 @@ class PhasePlan:
             raise unknown_step_error(unknown[0].step, unknown[0].epoch)
         return found.step + (epoch - found.epoch) * found.steps + self.steps_before(epoch, position)
 
-    def at(self, step: int) -> PhasePlan:
-        """Return the plan at the time of a step: later phases had not begun, and the loop had not left its epoch.
+    def at(self, step: int) -> RunTimeline:
+        """Return the timeline at the time of a step: later phases had not begun, and the loop had not left its epoch.
 
         Raises:
             StateError: the samples of the step are unknown.
@@ -128,7 +128,7 @@ class PhasePlan:
             rows.append((each.epoch, each.epochs or 0, *left))
         phases = [each for each in self.phases if each.step <= step]
         received = ReceivedEpochs((*rows, (epoch, 1)))
-        return PhasePlan(phases, self.lanes, drops=self._drops, received=received)
+        return RunTimeline(phases, self.lanes, drops=self._drops, received=received)
 
     def steps_before(self, epoch: int, position: int) -> int:
         """Return the number of steps of an epoch before a position; one that it divides counts as well."""
