@@ -33,10 +33,10 @@ class SeedingStage(SeededStage, FunctionStage[T_co], SnapshotStage[T_co]):
     def has_state(self) -> bool:  # type: ignore[override]  # it depends on the stages before
         """Whether it counts items, because a user's stage may hold them back, so that their positions are unknown."""
         for stage in graph_of(self.source).stages:
-            known = declared(stage)
+            known, own = declared(stage), type(stage)
             if known.position_reader() is not None:
                 return False
-            if known.has_state and type(stage).load_resumed_state is Stage.load_resumed_state:
+            if known.has_state and own.load_resumed_state is Stage.load_resumed_state:
                 return True
         return False
 
