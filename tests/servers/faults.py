@@ -57,7 +57,6 @@ class FaultProxy(http.server.ThreadingHTTPServer):
         faults_from: faults apply only to requests for parts that begin at this byte or later.
         asked: the ``Range`` of each GET request, and its path.
         heads: the number of HEAD requests.
-        if_range: the ``If-Range`` of the last GET request.
         part_bytes: the maximum size of a response to a request for a part, in bytes.
         hides_size: whether responses to HEAD omit the size.
         unreadable: parts of files that cannot be read, by path: requests for a part with any of these bytes get 410.
@@ -77,7 +76,6 @@ class FaultProxy(http.server.ThreadingHTTPServer):
         self.faults_from = 0
         self.asked: list[tuple[str, str | None]] = []
         self.heads = 0
-        self.if_range: str | None = None
         self.part_bytes = sys.maxsize
         self.hides_size = False
         self.unreadable: dict[str, range] = {}
@@ -123,7 +121,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.asked.append((self.path, self.headers.get("Range")))
-        self.server.if_range = self.headers.get("If-Range")
         with self.server.waiting():
             if self._is_unreadable():
                 self._pass_on(Fault(status=410))

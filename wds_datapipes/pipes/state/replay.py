@@ -42,9 +42,6 @@ class ReplayedItems(Loader, SnapshotStage[Any]):
         source: the pipeline.
         reason: why it has no position, as a sentence that begins with the name of a stage.
 
-    Attributes:
-        is_over: whether the epoch has ended.
-
     Raises:
         StateError: the pipeline does not yield the same items again.
     """
@@ -57,7 +54,6 @@ class ReplayedItems(Loader, SnapshotStage[Any]):
     def __init__(self, source: IterDataPipe[Any], reason: str) -> None:
         self.source = source
         self.reason = reason
-        self.is_over = False
         self._made = 0
         self._digest = (0, 0)
         self._loaded: tuple[int, tuple[int, int]] | None = None
@@ -88,16 +84,8 @@ class ReplayedItems(Loader, SnapshotStage[Any]):
         self._loaded = None
         self._made, self._digest = 0, (0, 0)
 
-    def begin(self, state: Mapping[str, Any] | None) -> None:
-        """Begin an epoch, or resume one from a state, in the next iteration."""
-        self.reset_state()
-        self.is_over = False
-        if state is not None:
-            self.load_state_dict(state)
-
     def __iter__(self) -> Iterator[Any]:
         self._made, self._digest = count, digested = self._loaded or (0, (0, 0))
-        self.is_over = False
         source = iter(self.source)
         made = 0
         for made, item in enumerate(islice(source, count), 1):
@@ -114,7 +102,6 @@ class ReplayedItems(Loader, SnapshotStage[Any]):
             self._made = made
             yield item
             del item
-        self.is_over = True
 
     def _mismatch(self, how: str) -> StateError:
         return StateError(

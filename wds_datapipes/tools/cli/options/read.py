@@ -137,4 +137,4 @@ def _parse_json_options(text: str) -> dict[str, Any]:
 
 
 #: What commands read with if no option is given.
-READ, SAMPLES, STORE = ReadArguments(), SampleArguments(), StoreArguments()
+READ, STORE = ReadArguments(), StoreArguments()
