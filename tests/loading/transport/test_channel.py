@@ -81,7 +81,7 @@ def open_channel(window: int = 5, together: int = 256) -> Iterator[Channel]:
 
 
 def taken(receiver: Receiver, message: Message) -> list[Any]:
-    """Take the items of a message, as `Link` does."""
+    """Take the items of a message, as `WorkerConnection` does."""
     assert message.header.kind in ITEMS
     return list(receiver.items(message))
 

@@ -68,7 +68,7 @@ def steps_received(saved: Checkpoint, pipe: Any) -> Left:
         [stages] = reshard_states(pipe, Resharding(states, lambda _: (), 1, range(1)))
         rest = (stages[0] or {})["rest"]
         left: Left = source.steps_received(saved.epoch.number, saved.ranks, begun[0] if begun else None, rest)
-    except StateError:  # it has no state, or counts the items of all workers together
+    except StateError:  # it has no state, or cannot be resharded
         return None if saved.is_over else UNKNOWN
     return left
 
