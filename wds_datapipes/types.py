@@ -1,4 +1,4 @@
-"""The items that flow through a pipeline: shards, members and samples."""
+"""Types that all packages share: the items of a pipeline, the instance it runs for, facts about shards, and openers."""
 
 from __future__ import annotations
 
