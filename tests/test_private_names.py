@@ -64,7 +64,7 @@ TABLE = [
     Adapted(
         dict.fromkeys(("_iterator", "_IterableDataset_len_called"), "torch.utils.data:DataLoader([])"),
         (
-            "loading/stateful_dataset/dataset.py",
+            "loading/stateful_dataset/loop.py",
             "loading/stateful_dataset/tracking.py",
             "loading/torchdata_patches/patches.py",
         ),
@@ -106,7 +106,7 @@ TABLE = [
     ),
     Adapted(
         {"_apply_fn": "torch.utils.data.datapipes.iter:Collator([])"},
-        ("pipes/foreign_iteration.py", "pipes/inspection.py"),
+        ("pipes/foreign_calls.py", "pipes/inspection.py"),
         "the batch that torch's .collate() refuses",
     ),
     Adapted({"_utils": "torch._utils:ExceptionWrapper"}, ("loading/transport/serialization.py",), "sent exceptions"),
@@ -131,7 +131,7 @@ TABLE = [
     Adapted(
         dict.fromkeys(("_snapshot", "_snapshot_step", "_steps_since_snapshot", "_worker_snapshots"), "")
         | dict.fromkeys(("_iterator_finished", "_last_yielded_worker_id", "_num_yielded"), ""),
-        ("loading/checkpoint/format.py", "loading/stateful_dataset/dataset.py"),
+        ("loading/checkpoint/format.py", "loading/stateful_dataset/loader_states.py"),
         "keys of the states of StatefulDataLoader, which tests of these states guard",
     ),
 ]

@@ -151,7 +151,8 @@ def _advice(unknown: str, value: object, names: Sequence[str], function: Callabl
         return f": pass {text}."
     if similar := difflib.get_close_matches(unknown, names, 1, 0.75):
         return f". Did you mean {similar[0]!r}?"
-    if similar := difflib.get_close_matches(unknown, arguments_of(function), 1, 0.75):
+    others = [name for name in arguments_of(function) if name != unknown]
+    if similar := difflib.get_close_matches(unknown, others, 1, 0.75):
         return f". Did you mean {spell_argument(function, similar[0], short_repr(value))}?"
     return f"{explain_argument(unknown)}."
 

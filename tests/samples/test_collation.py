@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -140,6 +141,13 @@ def test_a_batch_that_torch_refuses_is_explained(case: str) -> None:
     items, message = REFUSED[case]
     with pytest.raises((RuntimeError, TypeError), match=rf"\.collate\(\) .*{message}"):
         list(StatefulShards(IterableWrapper(items).collate()))
+
+
+def test_without_a_loader_it_is_explained_after_stages_of_this_package() -> None:
+    samples = IterableWrapper([{"__key__": f"{n}", "npy": np.zeros(n)} for n in range(3)]).to_tuple("npy")
+    for batches in (samples.batch(3), pickle.loads(pickle.dumps(samples.batch(3)))):
+        with pytest.raises(RuntimeError, match=r"\.collate\(\) cannot stack the field 'npy'"):
+            list(batches.collate())
 
 
 def fail(batch: list[Any]) -> None:

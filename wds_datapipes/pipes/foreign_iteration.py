@@ -5,15 +5,11 @@ Only the objects of this pipeline change, and no class of torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from torch.utils.data import default_collate
-
-from wds_datapipes.datapipes import Collator, IterDataPipe
+from wds_datapipes.datapipes import IterDataPipe
+from wds_datapipes.pipes.foreign_calls import explain_collate
 from wds_datapipes.pipes.graph import graph_of
-from wds_datapipes.pipes.inspection import names_of_elements
-from wds_datapipes.samples.batching import explain_collation
 
 
 def adapt_foreign_stages(pipe: Any) -> None:
@@ -27,25 +23,4 @@ def adapt_foreign_stages(pipe: Any) -> None:
         own = vars(stage)
         if isinstance(stage, IterDataPipe) and not hasattr(type(stage), "_is_child_datapipe"):
             own["_is_child_datapipe"] = False
-        is_torchs = getattr(type(stage), "_apply_fn", None) is Collator._apply_fn
-        if is_torchs and stage.fn is default_collate and stage.input_col is stage.output_col is None:
-            own["_apply_fn"] = _ExplainedCollation(names_of_elements(stage))
-
-
-class _ExplainedCollation:
-    """Collates batches like torch's ``.collate()``.
-
-    Args:
-        names: the names of the elements, if they are tuples with known ones.
-    """
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = names
-
-    def __call__(self, batch: Any) -> Any:
-        try:
-            return default_collate(batch)
-        except (RuntimeError, TypeError, LookupError) as error:
-            if not (reason := explain_collation(batch, self._names)):
-                raise
-            raise (RuntimeError if isinstance(error, RuntimeError) else TypeError)(reason) from error
+        explain_collate(stage)

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from wds_datapipes.arguments import check_choice
+from wds_datapipes.errors import plural
 
 #: The kinds of columns, for messages.
 KINDS = "tensors, arrays and lists"
@@ -145,7 +146,8 @@ def _elements(sample: object, names: Sequence[str]) -> dict[Any, Any]:
 
 
 def _explain_shapes(what: str, shapes: Sequence[tuple[int, ...]]) -> str:
-    listed = " and ".join([*map(str, shapes[:3]), *([f"{len(shapes) - 3} others"] if len(shapes) > 3 else [])])
+    others = [plural(len(shapes) - 3, "other")] if len(shapes) > 3 else []
+    listed = " and ".join([*map(str, shapes[:3]), *others])
     found = f".collate() cannot stack {what}: the samples of this batch have the shapes {listed}. "
     if all(len(shape) == 3 for shape in shapes):
         return (

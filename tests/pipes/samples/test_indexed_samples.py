@@ -186,8 +186,12 @@ def test_indexes_are_built_or_required(tmp_path: Path) -> None:
     assert len(IndexedSamples(pattern)) == 31
 
 
-def test_slices_lead_to_the_map_style_dataset(manifest: Manifest) -> None:
+def test_samplers_and_slices_lead_to_the_map_style_dataset(manifest: Manifest) -> None:
     samples = IndexedSamples(manifest)
+    options: Any
+    for options in ({"sampler": RandomSampler(samples)}, {"batch_sampler": [[0, 1]]}):
+        with pytest.raises(ValueError, match=r"sampler option.* IndexedSamples orders .*\.map_style\(\)"):
+            DataLoader(samples, **options)
     whole = samples.map_style()
     for dataset in (samples, whole):
         for number in (slice(0, 4), "0", 1.5, None):

@@ -30,6 +30,7 @@ from wds_datapipes.index.order.weight_schedule import Weights, check_schedule
 from wds_datapipes.index.read.dataset_reader import DatasetReader, ProcessReaders
 from wds_datapipes.index.read.epoch import read_epoch
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
+from wds_datapipes.pipes.foreign_calls import explain_samplers
 from wds_datapipes.pipes.groups import Groups
 from wds_datapipes.pipes.instance import instance_in
 from wds_datapipes.pipes.samples.indexed_dataset import IndexedDataset
@@ -154,6 +155,7 @@ class IndexedSamples(PhasedSamples, SeededStage, SplittingStage[Sample], Snapsho
         epoch: EpochOptions = EpochOptions(),  # noqa: B008  immutable
         access: AccessOptions = AccessOptions(),  # noqa: B008  immutable
     ) -> None:
+        explain_samplers()
         check_choice("order", order, Order)
         check_choice("remainder", remainder, Remainder)
         check_on_error(on_error)
