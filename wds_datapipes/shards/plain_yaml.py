@@ -24,7 +24,7 @@ def parse_plain_yaml(yaml: Any, text: Any) -> Any:
         ValueError: the text is not YAML with plain values, has an alias, or is nested too deeply.
     """
 
-    class Loader(yaml.SafeLoader):  # type: ignore[misc]  # the package is optional
+    class PlainLoader(yaml.SafeLoader):  # type: ignore[misc]  # the package is optional
         depth = 0
 
         def compose_node(self, parent: Any, index: Any) -> Any:
@@ -40,7 +40,7 @@ def parse_plain_yaml(yaml: Any, text: Any) -> Any:
             return node
 
     try:
-        return yaml.load(text, Loader)
+        return yaml.load(text, PlainLoader)
     except (yaml.YAMLError, *YAML_ERRORS) as error:
         cause = f"{type(error).__name__}: {error}" if isinstance(error, LookupError) else str(error)
         raise ValueError(cause) from error

@@ -30,7 +30,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from wds_datapipes.loading.transport import sender as sender_module
 from wds_datapipes.loading.transport.flow_control import TOGETHER_BYTES
 from wds_datapipes.loading.transport.protocol import COMMAND_BYTES, INLINE, Kind, new_channel
-from wds_datapipes.loading.transport.receiver import MAX_LENT, Message, Receiver
+from wds_datapipes.loading.transport.receiver import MAX_LENT, ReceivedMessage, Receiver
 from wds_datapipes.loading.transport.sender import ReceiverGone, Sender
 from wds_datapipes.loading.transport.serialization import APART, Serializer
 
@@ -55,7 +55,7 @@ class Channel:
     def closing(self) -> threading.Event:
         return self.sender.closed
 
-    def arrivals(self) -> list[Message]:
+    def arrivals(self) -> list[ReceivedMessage]:
         """Return the messages that have arrived."""
         found = []
         while (message := self.receiver.receive()) is not None:
@@ -80,7 +80,7 @@ def open_channel(window: int = 5, together: int = 256) -> Iterator[Channel]:
         ends.close()
 
 
-def taken(receiver: Receiver, message: Message) -> list[Any]:
+def taken(receiver: Receiver, message: ReceivedMessage) -> list[Any]:
     """Take the items of a message, as `WorkerConnection` does."""
     assert message.header.kind in ITEMS
     return list(receiver.items(message))
@@ -190,7 +190,7 @@ def in_a_process(run: Callable[..., object], *args: Any, window: int = 5) -> Ite
                 os.waitpid(pid, 0)
 
 
-def following(receiver: Receiver) -> Message:
+def following(receiver: Receiver) -> ReceivedMessage:
     """Return the next message, with credit given before each wait."""
     poll = select.poll()
     poll.register(receiver, select.POLLIN)
@@ -200,7 +200,7 @@ def following(receiver: Receiver) -> Message:
     return message
 
 
-def current(receiver: Receiver) -> Message:
+def current(receiver: Receiver) -> ReceivedMessage:
     """Return the next message of the most recent epoch."""
     while (message := following(receiver)).header.epoch != receiver.epoch:
         receiver.drop(message)
@@ -235,7 +235,7 @@ class Traffic(RuleBasedStateMachine):
         self.ends = Channel(window, together)
         self.epoch = self.begun = 0
         self.sizes: list[int] = []
-        self.arrived: deque[Message] = deque()
+        self.arrived: deque[ReceivedMessage] = deque()
         self.number = 0
         self.ended = self.told_end = False
         self.kept: list[tuple[Any, int, int, int]] = []

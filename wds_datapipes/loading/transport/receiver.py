@@ -51,7 +51,7 @@ def keep_freed(size: int) -> int:
     return size
 
 
-class Message(NamedTuple):
+class ReceivedMessage(NamedTuple):
     """A message from the other side.
 
     Attributes:
@@ -88,7 +88,7 @@ class Receiver:
         """Return the descriptor that becomes readable when there is something to `receive`."""
         return self._channel.fileno()
 
-    def receive(self) -> Message | None:
+    def receive(self) -> ReceivedMessage | None:
         """Return the next message, or ``None`` if there is none.
 
         Raises:
@@ -114,7 +114,7 @@ class Receiver:
                 return self.receive()
             self.lender.add(header.segment, descriptor)
         begin = HEADER.size + header.records
-        return Message(header, data[begin:], data[HEADER.size : begin])
+        return ReceivedMessage(header, data[begin:], data[HEADER.size : begin])
 
     def pack_request(self, payload: object) -> list[bytes]:
         """Return the messages of the command to begin the current epoch, for `send_command`.
@@ -145,23 +145,23 @@ class Receiver:
         self.epoch = epoch
         self._taken = self._credited = self._taken_bytes = self._credited_bytes = 0
 
-    def body(self, message: Message) -> Any:
+    def body(self, message: ReceivedMessage) -> Any:
         """Return the object in a message without items."""
         return unpack(self.data(message))
 
-    def data(self, message: Message) -> bytes:
+    def data(self, message: ReceivedMessage) -> bytes:
         """Return the bytes of a message without items."""
         header, body, _ = message
         if header.segment >= 0:
             body = bytes(self.lender.lend(header.segment)[: header.size])
         return body[NUMBER:]  # after the table
 
-    def drop(self, message: Message) -> None:
+    def drop(self, message: ReceivedMessage) -> None:
         """Discard a message."""
         if message.header.segment >= 0:
             self.lender.lend(message.header.segment)  # nothing refers to it, so it is returned
 
-    def items(self, message: Message) -> Iterator[Any]:
+    def items(self, message: ReceivedMessage) -> Iterator[Any]:
         """Yield the items of a message; their large arrays are views of the shared memory."""
         if message.header.kind == Kind.PLAIN_ITEMS:
             self._take(message.header)
@@ -171,7 +171,7 @@ class Receiver:
         while rows:
             yield unpack(*rows.popleft())  # no variable may refer to the memory, which is reused once it is free
 
-    def _rows(self, message: Message) -> deque[tuple[Any, Sequence[Any]]]:
+    def _rows(self, message: ReceivedMessage) -> deque[tuple[Any, Sequence[Any]]]:
         """Return the pickle and the arrays of each item."""
         header, body, _ = message
         self._take(header)

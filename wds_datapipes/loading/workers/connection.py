@@ -17,7 +17,7 @@ from wds_datapipes.loading.checkpoint.format import WorkerState
 from wds_datapipes.loading.progress import LoopPosition
 from wds_datapipes.loading.report import WorkerReport, wait_bucket
 from wds_datapipes.loading.transport.protocol import Header, Kind
-from wds_datapipes.loading.transport.receiver import Message, Receiver
+from wds_datapipes.loading.transport.receiver import ReceivedMessage, Receiver
 from wds_datapipes.loading.workers.exit_message import describe_exit
 from wds_datapipes.loading.workers.shutdown import is_running
 from wds_datapipes.system import POLLIN, POLLOUT, new_poll
@@ -33,7 +33,7 @@ BEGINNING = WorkerState()
 T = TypeVar("T")
 
 #: Returned to a reader whose items are no longer needed.
-ABANDONED = Message(Header(Kind.END), b"")
+ABANDONED = ReceivedMessage(Header(Kind.END), b"")
 
 
 class WorkerConnection:
@@ -65,8 +65,8 @@ class WorkerConnection:
         self.split_lists: list[Any] = []
         self._receiver = receiver
         self._timeout_s = timeout_s
-        self._unhandled: deque[Message] = deque()
-        self._backlog: deque[Message] = deque()
+        self._unhandled: deque[ReceivedMessage] = deque()
+        self._backlog: deque[ReceivedMessage] = deque()
         self._lock = threading.Lock()
         self._closed = False
         self._reader = threading.current_thread()
@@ -138,7 +138,7 @@ class WorkerConnection:
         return self._items(self.epoch)
 
     def _items(self, epoch: int) -> Iterator[Any]:
-        def take() -> Message | None:
+        def take() -> ReceivedMessage | None:
             if epoch != self.epoch or is_abandoned():
                 return ABANDONED
             message = self._backlog.popleft() if self._backlog else self._receive()
@@ -233,7 +233,7 @@ class WorkerConnection:
             self._backlog.append(message)
         return message is not None
 
-    def _receive(self) -> Message | None:
+    def _receive(self) -> ReceivedMessage | None:
         """Return the next message of the epoch, if any; handle those that do not concern the reader of its items."""
         while (message := self._unhandled.popleft() if self._unhandled else self._receive_any()) is not None:
             kind, epoch, number = message.header[:3]
@@ -251,7 +251,7 @@ class WorkerConnection:
                 return message
         return None
 
-    def _receive_any(self) -> Message | None:
+    def _receive_any(self) -> ReceivedMessage | None:
         try:
             message = self._receiver.receive()
             if message is None and self._checks_processes and (ended := self._find_ended()) is not None:

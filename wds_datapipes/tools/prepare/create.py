@@ -30,7 +30,7 @@ from wds_datapipes.writing.shard_names import NUMBER, check_pattern
 
 
 @dataclass(frozen=True)
-class PlannedSamples:
+class SourceSamples:
     """The samples of planned shards."""
 
     plan: Plan
@@ -183,7 +183,7 @@ def create_shards(
             return kind(cause_of(failure), f" ({where}). Finished shards remain")
 
         return write_shards(
-            PlannedSamples(plan, store),
+            SourceSamples(plan, store),
             outputs,
             text,
             SampleWork(function, decode),
