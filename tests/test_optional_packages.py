@@ -10,12 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import PIL.Image
 import pytest
 from fsspec.registry import known_implementations  # type: ignore[import-untyped]  # it carries no types
 
 import wds_datapipes
 from wds_datapipes import DatasetSpec, ShardList, TarWriter
 from wds_datapipes.codecs import media, plain_values
+from wds_datapipes.codecs.pillow_plugins import register_heic, register_jxl
 from wds_datapipes.errors import MissingDependencyError
 from wds_datapipes.extras import DATALOADER2, NODES
 from wds_datapipes.io.file_systems import FILE_SYSTEMS
@@ -136,8 +138,10 @@ def test_a_missing_package_is_an_error_that_names_its_extra(
     package: str, extra: str, use: Callable[[Path], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    for remembered in (media.load_av, plain_values.load_msgpack, plain_values.load_cbor):
-        remembered.cache_clear()  # another test may have imported it
+    # Another test may have imported the package or registered its plugin.
+    for remembered in (media.load_av, plain_values.load_msgpack, plain_values.load_cbor, register_heic, register_jxl):
+        remembered.cache_clear()
+    monkeypatch.setattr(PIL.Image, "ID", [name for name in PIL.Image.ID if name not in ("HEIF", "JXL")])
     with pytest.raises(
         MissingDependencyError, match=rf"'{package}' is needed to .*pip install \"wds-datapipes\[{extra}\]\""
     ):
