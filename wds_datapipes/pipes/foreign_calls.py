@@ -27,7 +27,7 @@ def functional_form(stage: Any, name: str) -> Any:
         return partial(_shuffle, stage)
     if name in IterDataPipe.functions or (name in STAGES and import_stages()):
         registered = IterDataPipe.functions[name]
-        build = {"batch": BatcherIterDataPipe, "collate": _collate}.get(name, registered)
+        build: Any = {"batch": BatcherIterDataPipe, "collate": _collate}.get(name, registered)
         return update_wrapper(partial(build, stage), registered, assigned=("__doc__",))
     message = f"{type(stage).__name__!r} object has no attribute {name!r}{explain_name(name)}"
     raise AttributeError(message, name=name, obj=stage)  # lets Python suggest a similar name
