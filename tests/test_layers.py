@@ -15,7 +15,7 @@ PAGE = (PACKAGE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
 ROWS = PAGE.partition("| package | contents |\n|---|---|\n")[2].partition("\n\n")[0].splitlines()
 LISTED = [name for row in ROWS for name in re.findall(r"`([a-z_/]+?)/?`", row.split("|")[1])]
 #: From low to high: a module imports from its own package and from those before it. ``__init__`` has the public names.
-ORDER = [*LISTED[:-1], "__init__", "tools", "tools/cli", "__main__"]
+ORDER = [*LISTED[:-1], "__init__", "tools", "tools/cli", "runs", "__main__"]
 MODULES = {path.relative_to(PACKAGE.parent).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 

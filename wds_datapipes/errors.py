@@ -40,7 +40,7 @@
 
 Each error takes a single message that contains all facts: when an exception crosses a process boundary, torch rebuilds
 it from its message alone, and turns classes with more arguments into a bare ``RuntimeError``. The message is given in
-parts, so that its `Hint` objects can be spelled for the function or the command that the user called.
+parts, so that its ``Hint`` objects can be spelled for the function or the command that the user called.
 """
 
 from wds_datapipes.hints import Hint, Message
@@ -89,7 +89,7 @@ class WdsError(Exception):
 
     @property
     def hints(self) -> tuple[Hint, ...]:
-        """The advice in the message; empty for a copy from a worker process of PyTorch's `DataLoader`."""
+        """The advice in the message; empty for a copy from a worker process of PyTorch's ``DataLoader``."""
         message = self.args[0] if self.args else ""
         return message.hints if isinstance(message, Message) else ()
 

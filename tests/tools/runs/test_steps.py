@@ -20,6 +20,8 @@ from wds_datapipes import IndexedSamples, ShardList, StatefulShards, explain, me
 from wds_datapipes.errors import StateError
 from wds_datapipes.index import EpochOptions, Manifest
 from wds_datapipes.loading.checkpoint.format import checkpoints_in, state_of
+from wds_datapipes.runs import provenance as runs_provenance
+from wds_datapipes.runs import steps as runs_steps
 from wds_datapipes.tools.runs.provenance import as_markdown, provenance
 from wds_datapipes.tools.runs.steps import RunSteps
 from wds_datapipes.types import ShardInfo
@@ -332,3 +334,8 @@ def test_amended_runs_read_each_dataset_pass_by_pass_in_exact_proportions(
         name: len(draws) for name, draws in drawn.items()
     }
     assert as_markdown(facts).count("\n| `") == len(drawn)
+
+
+def test_the_public_modules_of_runs_have_the_documented_names() -> None:
+    assert runs_steps.RunSteps is RunSteps
+    assert (runs_provenance.provenance, runs_provenance.as_markdown) == (provenance, as_markdown)

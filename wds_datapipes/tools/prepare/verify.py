@@ -5,9 +5,9 @@ from __future__ import annotations
 import zlib
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -103,6 +103,7 @@ def verify_shards(
     index: bool = True,
     manifest: Manifest | None = None,
     shared_keys: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
     num_workers: int | None = None,
     progress: bool = True,
     options: ReadOptions = DEFAULT_READING,
@@ -118,6 +119,7 @@ def verify_shards(
         index: compare each shard with its sidecar index, if any.
         manifest: the manifest with the expected size, number of samples and SHA-256 of each shard.
         shared_keys: allow the same key in several shards.
+        storage_options: options for the file system of the shards, in place of those of ``options``.
         num_workers: the number of worker processes, by default one per CPU; 0 works in this process.
         progress: show a progress bar if standard error is a terminal and rich is installed.
         options: how shards are read; a shard that exceeds their limits has a fault.
@@ -138,6 +140,8 @@ def verify_shards(
     """
     entries = None if manifest is None else {entry.url: entry for entry in manifest.entries}
     check_fields(fields)
+    if storage_options is not None:
+        options = replace(options, storage_options=storage_options)
     checks = Checks(options, decode=decode, digest=digest, fields=fields, index=index, entries=entries)
     found = collect_shards(
         partial(_verify_shard, checks=checks),
