@@ -277,7 +277,7 @@ def shards(folder: Path) -> list[str]:
 
 @pytest.fixture
 def openers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The openers that programs have registered, of which this test has its own."""
+    """Give the test its own table of registered openers."""
     registered: dict[str, Any] = {}
     monkeypatch.setattr("wds_datapipes.io.urls._registered", registered)
     return registered

@@ -78,7 +78,7 @@ class WdsError(Exception):
     """The base class of all exceptions of this package. Its message contains no credentials.
 
     Args:
-        message: the texts, hints and messages of which the message consists.
+        message: the parts of the message: texts, hints and other messages.
     """
 
     def __init__(self, *message: object) -> None:

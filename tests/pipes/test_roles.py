@@ -223,7 +223,7 @@ def test_the_contract_of_a_users_stage_has_five_declarations() -> None:
     assert set(documented) <= set(vars(Role))
 
 
-#: What the engine may know of a stage, and what it may ask. Neither grows for a single stage.
+#: The maximum numbers of attributes and methods of a role. Do not raise them for a single stage.
 MOST_FACTS, MOST_QUESTIONS = 15, 28
 
 

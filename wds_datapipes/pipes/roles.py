@@ -1,4 +1,4 @@
-"""The roles of stages: what the engine knows of a stage, and what it may ask."""
+"""The roles of stages: their declared attributes, and the methods that loaders call."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Role:
         return False
 
     def keeps_share(self) -> bool:
-        """Whether each item belongs to the same instance of the pipeline in every pass over its source."""
+        """Whether every pass over its source assigns each item to the same rank and worker."""
         return self.spans_epochs
 
     def can_rotate(self) -> bool:

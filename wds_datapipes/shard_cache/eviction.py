@@ -69,7 +69,7 @@ class Passes:
         self._expected.update(copy.digest for copy in copies)
 
     def begin(self, folder: Path) -> None:
-        """Begin a pass over the copies in a folder."""
+        """Start a pass over the copies in a folder."""
         self.begin_after(modified_ns(folder / FOLDER_LOCK))  # 0 if nothing was ever copied
 
     def begin_after(self, last_use: int) -> None:

@@ -1,4 +1,4 @@
-"""Draws from the datasets of a mixture, and the passes over each dataset that they make."""
+"""Draws from the datasets of a mixture, and the resulting passes over each dataset."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Draws(NamedTuple):
 
 
 def passes_drawn(passes: Sequence[Pass], count: int) -> float:
-    """Return how many passes over a dataset a number of draws takes."""
+    """Return the number of passes over a dataset after ``count`` draws, including the fraction of the last one."""
     last = [each for each in passes if each.draws.sum() <= count][-1]
     return last.number + (count - int(last.draws.sum())) / max(last.samples, 1)
 

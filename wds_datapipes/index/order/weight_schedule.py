@@ -1,4 +1,4 @@
-"""Schedules of weights: points of a step and integer weights, some of which are reached linearly."""
+"""Schedules of weights: integer weights from given steps on, constant or linearly interpolated."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ def _read_all(stream: ResumingStream, count: int) -> Steps[bytes]:
 
 
 class PlannedRanges:
-    """The ranges of a plan, each of which is read when it is due, or requested before.
+    """The ranges of a plan, read on demand or ahead.
 
     Ranges that are close together are read by one request, and held until the last of them or the next group is due.
 

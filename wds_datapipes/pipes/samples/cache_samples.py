@@ -87,7 +87,7 @@ class SampleCacher(Transform, EngineStage[Any]):
         return False
 
     def keeps_share(self) -> bool:
-        """Whether each item belongs to the same instance of the pipeline in every pass."""
+        """Whether every pass assigns each item to the same rank and worker."""
         return type(self).__iter__ is SampleCacher.__iter__
 
     def _describe(self) -> list[str]:

@@ -118,7 +118,7 @@ def watch_empty_passes(pipe: Any) -> None:
 
 
 def _later(stage: Any, readers: Mapping[int, list[Any]]) -> Iterator[Any]:
-    """Yield the later stages that may drop items, up to one of which several read."""
+    """Yield the later stages that may drop items, and stop at a stage with several readers."""
     while len(following := readers.get(id(stage), [])) == 1:
         stage = following[0]
         known = declared(stage)
