@@ -84,10 +84,10 @@ def main() -> None:
         args.ranks = 8
     ranks, workers, pipe = args.ranks, args.workers, pipeline(args.buffer)
     parts = [make_part(seed, args.buffer) for seed in range(BUFFERS)]
-    facts: dict[str, Any] = {"epoch": Epoch(1, 0, 1, 2), "ranks": ranks}
-    facts |= {"stages": descriptions(pipe), "workers": workers}
+    facts: dict[str, Any] = {"epoch": Epoch(1, 0, 1, 2), "stages": descriptions(pipe)}
     own = [[parts[(rank * workers + worker) % BUFFERS] for worker in range(workers)] for rank in range(ranks)]
-    states = [state_of([Checkpoint(rank=rank, parts=own[rank], **facts)]) for rank in range(ranks)]
+    instances = [Instance(rank, ranks, workers=workers) for rank in range(ranks)]
+    states = [state_of([Checkpoint(instance=each, parts=own[each.rank], **facts)]) for each in instances]
     merged = merge_states(states)
 
     def load(count: int) -> Any:

@@ -30,6 +30,7 @@ from wds_datapipes.shard_cache.entry import Entry
 from wds_datapipes.shards.mixture_spec import read_mixture
 from wds_datapipes.shards.patterns import expand_braces
 from wds_datapipes.shards.plain_yaml import parse_plain_yaml
+from wds_datapipes.types import Instance
 from wds_datapipes.writing.journal import ShardJournal
 from wds_datapipes.writing.shard_writer import ShardWriter
 from wds_datapipes.writing.tar_writer import TarWriter
@@ -246,7 +247,7 @@ PACKED += (head(20, 3, 512), head(20, 4, 1, more=b"\xff" * 2000), packed(b"\x01"
     [
         {"epoch": Epoch(number="1")},  # type: ignore[arg-type]
         {"epoch": Epoch(first=1 << 70)},
-        {"ranks": 10**12},
+        {"instance": Instance(ranks=10**12, workers=0)},
         {"stages": [1]},
         {"parts": []},
         {"parts": ["{"]},
@@ -256,7 +257,7 @@ PACKED += (head(20, 3, 512), head(20, 4, 1, more=b"\xff" * 2000), packed(b"\x01"
         {"parts": [json.dumps([{"next": [0, 0, ""]}, {"waiting": [[0, 0, 1024]] * 2}])]},
         {"parts": ['[{"next": [0, 512, ""]}, {"waiting": [[0, 1024, 512]]}]']},
         *({"parts": [f'[{{"next": [0, 0, ""]}}, {{"waiting": "{text}"}}]']} for text in PACKED),
-        {"workers": 2, "parts": ['[{"next": 7}, {}]']},
+        {"instance": Instance(workers=2), "parts": ['[{"next": 7}, {}]']},
         {"parts": ['[{"next": [0, 8, ""], "share": {"pieces": [], "instances": 0, "instance": 0, "since": 0}}, {}]']},
     ],
 )

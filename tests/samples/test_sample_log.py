@@ -14,10 +14,11 @@ import torch
 from wds_datapipes.errors import MissingSidecarError
 from wds_datapipes.samples.sample_log import PositionLog, log_samples
 from wds_datapipes.shards.held_samples import ItemCounter
+from wds_datapipes.types import Instance
 
 
 def logged(items: Any, to: Any = "stdout", **options: Any) -> Iterator[Any]:
-    settings = {"first": 3, "every": None, "positions": None, "rank": 1, "worker": 2}
+    settings = {"first": 3, "every": None, "positions": None, "instance": Instance(rank=1, worker=2)}
     return log_samples(items, to, counter=ItemCounter(), **{**settings, **options})
 
 

@@ -304,11 +304,11 @@ class Loop:
         else:
             parts = items.states()
         return self.state.checkpoint(
+            self.state.rank,
             epoch,
             parts,
             phases=phases,
             is_over=is_over,
-            workers=self._workers,
             next_worker=0 if items is None else items.turn,
         )
 

@@ -97,16 +97,23 @@ class LoaderState:
         Raises:
             StateError: the state of a rank is missing, or the pipeline cannot be resharded.
         """
-        if self.loaded[0].worker is not None:
+        if self.loaded[0].is_of_worker:
             return self.loaded[0]
         return state_of_rank(self.loaded, self._pipe, self.rank.on_worker(0, workers))
 
     def checkpoint(
-        self, epoch: Epoch, parts: Sequence[WorkerState], *, phases: Sequence[Any] = (), **facts: Any
+        self,
+        instance: Instance,
+        epoch: Epoch,
+        parts: Sequence[WorkerState],
+        *,
+        phases: Sequence[Any] = (),
+        **facts: Any,
     ) -> Checkpoint:
         """Collect the positions of the workers of this rank.
 
         Args:
+            instance: this rank, and its number of workers; or a worker that saves its own state.
             epoch: the epoch.
             parts: the position of each worker.
             phases: the history of the run, if another one has begun than that of ``phases``.
@@ -117,8 +124,7 @@ class LoaderState:
             epoch=epoch if self.counts_steps else epoch.without_record(),
             phases=[*(phases or self.phases)],
             parts=[*parts],
-            rank=self.rank.rank,
-            ranks=self.rank.ranks,
+            instance=instance,
             **facts,
         )
         return of_all_ranks(saved, self._pipe) if self._is_alike else saved

@@ -11,6 +11,7 @@ from wds_datapipes.counters import Counters
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.inspection import loop_of, name_of
 from wds_datapipes.shards.position import Resharding, SamplePosition
+from wds_datapipes.types import Instance
 
 Boundary: TypeAlias = Literal["", "remote", "dispatched", "ranks", "loop"]
 ShardAccess: TypeAlias = Literal["", "read", "claimed"]
@@ -187,7 +188,7 @@ class Role:
         """Return the states from which a different number of instances resumes, if the state has the position."""
         raise NotImplementedError
 
-    def is_alike_on_ranks(self, state: Mapping[str, Any], ranks: int, workers: int, worker: int) -> bool:  # noqa: ARG002
+    def is_alike_on_ranks(self, state: Mapping[str, Any], instance: Instance) -> bool:  # noqa: ARG002
         """Whether the same worker on every rank has this state once it has yielded the same number of items."""
         return False
 

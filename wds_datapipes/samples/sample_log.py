@@ -18,6 +18,7 @@ from wds_datapipes.io.urls import create_folder
 from wds_datapipes.samples.fields import not_a_sample_error
 from wds_datapipes.shards.held_samples import ItemCounter
 from wds_datapipes.shards.position import SamplePosition
+from wds_datapipes.types import Instance
 
 T = TypeVar("T")
 
@@ -34,8 +35,7 @@ def log_samples(
     first: int,
     every: int | None,
     positions: Path | None,
-    rank: int,
-    worker: int,
+    instance: Instance,
     counter: ItemCounter,
     position: Callable[[], SamplePosition] | None = None,
 ) -> Iterator[T]:
@@ -54,7 +54,7 @@ def log_samples(
                     raise not_a_sample_error("log_samples(positions=)", item)
                 log.append(item["__url__"], position().start)
             if index < first or (every is not None and (index + 1) % every == 0):
-                _log_item(target, f"log_samples: item {index} of worker {worker}, rank {rank}", item)
+                _log_item(target, f"log_samples: item {index} of worker {instance.worker}, rank {instance.rank}", item)
             yield item
 
 

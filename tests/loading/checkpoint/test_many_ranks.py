@@ -36,9 +36,9 @@ def merged() -> dict[str, str]:
         {"next": [3, 512, "003-0001"], "shard_list": listed},
         {"waiting": waiting, "draws": 2000, "buffer_size": BUFFER},
     ]
-    facts: dict[str, Any] = {"epoch": Epoch(1, 0, 1, 2), "ranks": RANKS}
-    facts |= {"stages": descriptions(pipeline()), "workers": WORKERS, "parts": [WorkerState.of(states)] * WORKERS}
-    return merge_states([state_of([Checkpoint(rank=rank, **facts)]) for rank in range(RANKS)])
+    facts: dict[str, Any] = {"stages": descriptions(pipeline()), "parts": [WorkerState.of(states)] * WORKERS}
+    instances = [Instance(rank, RANKS, workers=WORKERS) for rank in range(RANKS)]
+    return merge_states([state_of([Checkpoint(epoch=Epoch(1, 0, 1, 2), instance=each, **facts)]) for each in instances])
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ def gathered(folder: Path, build: Any, steps: int) -> tuple[list[str], dict[str,
 
 def test_rank_0_gathers_the_states_of_a_stream(folder: Path) -> None:
     found = on_ranks(3, lambda _: gathered(folder, stream, 2))
-    assert [[each.rank for each in checkpoints_in(state)] for _, state in found] == [[0, 1, 2], [1], [2]]
+    assert [[each.instance.rank for each in checkpoints_in(state)] for _, state in found] == [[0, 1, 2], [1], [2]]
     data = StatefulShards(stream(folder, 1))
     data.load_state_dict(found[0][1])
     assert sorted([*flat(head for head, _ in found), *flat(data)]) == KEYS
@@ -55,7 +55,7 @@ def test_the_states_of_an_indexed_dataset_are_one(folder: Path) -> None:
     (_, one), *others = on_ranks(2, lambda _: gathered(folder, indexed, 2))
     assert [state for _, state in others] == [one]
     (saved,) = checkpoints_in(one)
-    assert saved.rank is None
+    assert saved.is_of_all_ranks
 
 
 def test_all_ranks_refuse_states_of_different_epochs(folder: Path) -> None:

@@ -21,6 +21,7 @@ from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import WorkerState, checkpoints_in, state_of
 from wds_datapipes.loading.stateful_dataset.tracking import RecordedBatch
 from wds_datapipes.testing import build_shard
+from wds_datapipes.types import Instance
 
 KEYS = all_keys(2)
 
@@ -207,10 +208,10 @@ def own_state(**changes: Any) -> Any:
         (lambda: b"\x80\x04junk", "a JSON text with its version"),
         (
             lambda: b'{"version": 99, "ranks": []}',
-            "version 99, but this release .* only version 12.* restart the epoch",
+            "version 99, but this release .* only version 13.* restart the epoch",
         ),
-        (lambda: b'{"version": 12}\n{}', "its checksum differs"),
-        (lambda: b'{"version": 12, "crc32": 0}', "contains no ranks"),
+        (lambda: b'{"version": 13}\n{}', "its checksum differs"),
+        (lambda: b'{"version": 13, "crc32": 0}', "contains no ranks"),
         (lambda: [3], "not the state of a loader"),
     ],
 )
@@ -226,8 +227,8 @@ def test_states_that_cannot_be_loaded_are_named(state: Callable[[], Any], text: 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"ranks": 1 << 62},
-        {"workers": "2"},
+        {"instance": Instance(ranks=1 << 62, workers=0)},
+        {"instance": Instance(workers=cast("int", "2"))},
         {"epoch": Epoch(seed=cast("int", [3]))},
         {"parts": [WorkerState.of([{"next": 3}, {}])]},
     ],

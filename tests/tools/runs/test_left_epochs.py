@@ -6,7 +6,6 @@ import os
 import shutil
 from collections import Counter
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from itertools import chain, islice, pairwise, zip_longest
 from typing import Any
@@ -318,7 +317,7 @@ def test_a_run_whose_ranks_left_an_epoch_at_different_steps_continues_on_other_w
 
 def replaced(state: Any, rank: int) -> Any:
     """Make the state of all ranks that of one, as that of a stream is."""
-    return state_of([replace(each, rank=rank) for each in checkpoints_in(state)])
+    return state_of([each.on_rank(rank) for each in checkpoints_in(state)])
 
 
 def test_a_stream_whose_loop_left_at_an_unknown_place_is_refused() -> None:

@@ -64,7 +64,7 @@ def adopt(
         return [*loaded]
     adopted = _compare(loaded, pipe, stages, ranks, amend=amend)
     phases = _with_exclusions(pipe, adopted[0].phases, *place_of(adopted, run_source(pipe))[:2])
-    return [replace(each, phases=phases) if each.worker is None else each for each in adopted]
+    return [each if each.is_of_worker else replace(each, phases=phases) for each in adopted]
 
 
 def _compare(
@@ -74,7 +74,7 @@ def _compare(
     if (source := run_source(pipe)) is not None:
         source.load_phases(first.phases, first.epoch)
     known, own = [*first.stages], [*stages]
-    if ranks != first.ranks:  # the sizes of batches may differ
+    if ranks != first.instance.ranks:  # the sizes of batches may differ
         known, own = ([OF_RANK.sub("", each) for each in some] for some in (known, own))
     if not (pairs := [*_differences(known, own)]):
         return loaded
@@ -87,7 +87,7 @@ def _compare(
             f"{text}. Load it into the pipeline that it was saved with, or change the run from here on: "
             "load_state_dict(state, amend=True)"
         )
-    if any(each.worker is not None for each in loaded):
+    if any(each.is_of_worker for each in loaded):
         raise StateError("This is the state of one worker. Amend the run with the whole state of the loader")
     changes = [(now or f"without {was}").replace(FREE, "")[:SHOWN] for _, was, now in pairs if now != own[-1]]
     return _amended(loaded, source, stages, changes)

@@ -12,7 +12,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -29,7 +29,7 @@ logger = logging.getLogger("wds_datapipes")
 #: The only key of a state.
 STATE = "wds_datapipes"
 #: The version of the format.
-VERSION = 12
+VERSION = 13
 #: The state of a worker that cannot know which part of its stream the loop will receive.
 STREAM = "stream"
 #: The key of the pickled pipeline in the state of a ``DataLoader2`` with a reading service of torchdata.
@@ -95,13 +95,12 @@ class Checkpoint:
     Attributes:
         stages: descriptions of the pipeline's stages, the last one first.
         epoch: the epoch, with its seeds.
-        is_over: whether the epoch has ended.
-        rank: the number of this rank among ``ranks``; None if all ranks share this state.
-        ranks: the number of ranks between which the data is split.
-        workers: the number of worker processes on this rank.
-        next_worker: the worker that yields the next item.
+        instance: the rank, and its number of workers.
         parts: the position from which each worker resumes.
-        worker: the number of the worker, if this is the state of a single worker; ``parts`` then has one element.
+        is_over: whether the epoch has ended.
+        next_worker: the worker that yields the next item.
+        is_of_all_ranks: whether all ranks share this state; the number of its rank is then 0.
+        is_of_worker: whether this is the state of a single worker of the rank; ``parts`` then has one element.
         is_drained: whether the epoch is over because the pipeline in the main process has ended, although the loader
             may hold its last items.
         phases: the history of the run: records of its phases, see `wds_datapipes.index.order.phase_records`, and of the
@@ -110,37 +109,43 @@ class Checkpoint:
 
     stages: list[str]
     epoch: Epoch
-    rank: int | None
-    ranks: int
+    instance: Instance
     parts: list[WorkerState]
     is_over: bool = False
-    workers: int = 0
     next_worker: int = 0
-    worker: int | None = None
+    is_of_all_ranks: bool = False
+    is_of_worker: bool = False
     is_drained: bool = False
     phases: list[dict[str, Any]] = field(default_factory=list)
 
     def on(self, rank: Instance, **changes: Any) -> Checkpoint:
         """Return the state with other values, as that of a rank and its workers."""
-        return replace(self, rank=rank.rank, ranks=rank.ranks, workers=rank.workers, **changes)
+        return replace(self, instance=rank, is_of_all_ranks=False, **changes)
 
     def is_of(self, rank: Instance) -> bool:
         """Whether this is the state of a rank among as many ranks, with as many workers, or of all of them."""
-        return self.rank in (None, rank.rank) and (self.ranks, self.workers) == (rank.ranks, rank.workers)
+        own = self.instance
+        is_rank = self.is_of_all_ranks or own.rank == rank.rank
+        return is_rank and (own.ranks, own.workers) == (rank.ranks, rank.workers)
 
     @property
     def owner(self) -> str:
         """The rank or ranks that the state belongs to, in words."""
-        return f"all of {self.ranks} ranks" if self.rank is None else f"rank {self.rank} of {self.ranks}"
+        rank, ranks = self.instance.rank, self.instance.ranks
+        return f"all of {ranks} ranks" if self.is_of_all_ranks else f"rank {rank} of {ranks}"
+
+    def of_all_ranks(self) -> Checkpoint:
+        """Return the state as one that all ranks share."""
+        return replace(self, instance=replace(self.instance, rank=0), is_of_all_ranks=True)
 
     def on_rank(self, rank: int) -> Checkpoint:
         """Return the state as that of one rank, if all ranks share it."""
-        return replace(self, rank=rank) if self.rank is None else self
+        return self.on(replace(self.instance, rank=rank)) if self.is_of_all_ranks else self
 
     def part_of(self, process: int) -> tuple[int, WorkerState]:
         """Return the number of the worker that a process of a loader resumes, and the worker's state."""
-        if self.worker is not None:
-            return self.worker, self.parts[0]
+        if self.is_of_worker:
+            return self.instance.worker, self.parts[0]
         # The loader starts with its process 0, but the epoch resumes with the worker that yields the next item.
         number = (process + self.next_worker) % len(self.parts)
         return number, self.parts[number]
@@ -155,8 +160,9 @@ class Checkpoint:
         Raises:
             StateError: the state is corrupt.
         """
-        if not self.is_over and len(self.parts) != (max(self.workers, 1) if self.worker is None else 1):
-            raise StateError(f"This state is corrupt: it has {len(self.parts)} states of {self.workers} workers")
+        workers = self.instance.workers
+        if not self.is_over and len(self.parts) != (1 if self.is_of_worker else max(workers, 1)):
+            raise StateError(f"This state is corrupt: it has {len(self.parts)} states of {workers} workers")
 
     def check_run(self, seed: int, worker: Instance | None) -> None:
         """Check that a `StatefulShards` can resume from this state.
@@ -173,11 +179,10 @@ class Checkpoint:
                 f"The state was saved with seed {self.epoch.first}, but the seed here is {seed}. Pass StatefulShards "
                 "the seed of the loader that saved the state"
             )
-        if self.worker is not None and (worker is None or not self.is_of(worker)):
+        if self.is_of_worker and (worker is None or not self.is_of(worker)):
             raise StateError(
-                f"This is the state of one worker, {self.worker} of {self.workers} on {self.owner}, and "
-                f"only the same worker can resume from it. Load the whole state of the loader. "
-                f"{ADVICE}"
+                f"This is the state of one worker, {self.instance.worker} of {self.instance.workers} on {self.owner}, "
+                f"and only the same worker can resume from it. Load the whole state of the loader. {ADVICE}"
             )
 
     def log_replay(self, reason: str) -> None:
@@ -201,7 +206,8 @@ def state_of(checkpoints: Sequence[Checkpoint]) -> dict[str, str]:
     """Return the state that holds the checkpoints of some ranks."""
     lines = list[str]()
     for each in checkpoints:
-        facts = {**vars(each), "epoch": each.epoch.state_dict(), "parts": len(each.parts)}
+        records = {"epoch": each.epoch.state_dict(), "instance": asdict(each.instance)}
+        facts = {**vars(each), **records, "parts": len(each.parts)}
         lines += json.dumps(facts, separators=(",", ":")), *(part.text for part in each.parts)
     return {STATE: with_checksum(*lines)}
 
@@ -295,7 +301,8 @@ def _decode(text: Any) -> list[Checkpoint]:
         parts = [*map(WorkerState, islice(rest, facts["parts"]))]
         if len(parts) != facts["parts"]:
             raise ValueError(f"{facts['parts']} workers, but {len(parts)} states")
-        checkpoints.append(Checkpoint(**{**facts, "epoch": Epoch.from_state(facts["epoch"]), "parts": parts}))
+        records = {"epoch": Epoch.from_state(facts["epoch"]), "instance": Instance(**facts["instance"])}
+        checkpoints.append(Checkpoint(**{**facts, **records, "parts": parts}))
     return checkpoints
 
 
@@ -310,18 +317,24 @@ def _of_workers(state: Mapping[str, Any]) -> Checkpoint:
     snapshot = state["_snapshot"]
     found = snapshot["_worker_snapshots"]
     workers = [_of_dataset(found[f"worker_{number}"])[0] for number in range(len(found))]
-    own = sorted(workers, key=lambda each: each.worker or 0)
-    if not is_all([each.worker for each in own], own[0].workers):
+    own = sorted(workers, key=lambda each: each.instance.worker)
+    count, numbers = own[0].instance.workers, [each.instance.worker for each in own if each.is_of_worker]
+    if not is_all(numbers, count):
         raise StateError(
-            f"This state of a StatefulDataLoader is incomplete: it belongs to {own[0].workers} workers, and contains "
-            f"the states of these: {', '.join(str(each.worker) for each in own)}"
+            f"This state of a StatefulDataLoader is incomplete: it belongs to {count} workers, and contains the states "
+            f"of these: {', '.join(map(str, numbers)) or 'none'}"
         )
     # In a resumed epoch, the numbers of processes may differ from those of their workers.
-    turn = workers[(snapshot["_last_yielded_worker_id"] + 1) % len(workers)].worker or 0
-    parts = [part for each in own for part in each.parts]
-    rank = next((each.rank for each in own if each.rank is not None), None)
+    turn = workers[(snapshot["_last_yielded_worker_id"] + 1) % len(workers)].instance.worker
+    one = next((each for each in own if not each.is_of_all_ranks), own[0])
     return replace(
-        own[0], rank=rank, worker=None, next_worker=turn, parts=parts, is_over=bool(state["_iterator_finished"])
+        own[0],
+        instance=one.instance.on_worker(0, count),
+        is_of_all_ranks=one.is_of_all_ranks,
+        is_of_worker=False,
+        next_worker=turn,
+        parts=[part for each in own for part in each.parts],
+        is_over=bool(state["_iterator_finished"]),
     )
 
 

@@ -60,14 +60,15 @@ def steps_received(saved: Checkpoint, pipe: Any) -> Left:
     try:
         if (source := run_source(pipe)) is None:
             return None if saved.is_over else _steps_of_log(saved, pipe)
-        if saved.ranks > 1 and difference_of_ranks(pipe):  # others may be elsewhere
+        if saved.instance.ranks > 1 and difference_of_ranks(pipe):  # others may be elsewhere
             return None if saved.is_over else UNKNOWN
         source.load_phases(saved.phases, saved.epoch)
-        states = states_of_instances([replace(saved, rank=None)])
+        states = states_of_instances([saved.of_all_ranks()])
         begun = [state["rest"] for state in (stages and stages[0] for stages in states) if state and "rest" in state]
         [stages] = reshard_states(pipe, Resharding(states, lambda _: (), 1, range(1)))
         rest = (stages[0] or {})["rest"]
-        left: Left = source.steps_received(saved.epoch.number, saved.ranks, begun[0] if begun else None, rest)
+        ranks = saved.instance.ranks
+        left: Left = source.steps_received(saved.epoch.number, ranks, begun[0] if begun else None, rest)
     except StateError:  # it has no state, or cannot be resharded
         return None if saved.is_over else UNKNOWN
     return left

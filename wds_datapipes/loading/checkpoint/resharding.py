@@ -62,10 +62,10 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """
     if not states:
         raise StateError("There are no states to merge")
-    checkpoints: dict[tuple[int, int | None], Checkpoint] = {}
+    checkpoints: dict[str, Checkpoint] = {}
     # A rank that has loaded a merged state but has not started yet saves that state, including those of other ranks.
     for checkpoint in chain.from_iterable(map(checkpoints_in, states)):
-        known = checkpoints.setdefault((checkpoint.ranks, checkpoint.rank), checkpoint)
+        known = checkpoints.setdefault(checkpoint.owner, checkpoint)
         if known != checkpoint:
             raise StateError(
                 f"There are two different states of {checkpoint.owner}. Ranks that read the "
@@ -120,15 +120,16 @@ def ranks_to_read(
         StateError: an outline is missing, or the pipeline cannot be resharded.
     """
     saved, taken = _with_waiting([], chain.from_iterable(map(checkpoints_in, outlines))), set[int]()
-    if ranks == saved[0].ranks and max(workers, 1) == max(saved[0].workers, 1):
+    instance, before = Instance(rank, ranks, workers=workers), saved[0].instance
+    if (instance.ranks, instance.count) == (before.ranks, before.count):
         return [rank]
 
     def take(number: int) -> tuple[()]:
-        taken.add(number % saved[0].ranks)
+        taken.add(number % before.ranks)
         return ()
 
     if not all(checkpoint.is_over for checkpoint in saved):
-        _reshard(saved, pipe, Instance(rank, ranks, 0, workers), take)
+        _reshard(saved, pipe, instance, take)
     return sorted(taken)
 
 
@@ -139,12 +140,12 @@ def of_all_ranks(saved: Checkpoint, pipe: Any) -> Checkpoint:
         saved: the state of a rank, or of one of its workers.
         pipe: the pipeline, for which `difference_of_ranks` returns "".
     """
-    source, workers = PipelineGraph(pipe).chain[-1], max(saved.workers, 1)
-    numbers = range(workers) if saved.worker is None else [saved.worker]
-    states = [(number, part.stages[0]) for number, part in zip(numbers, saved.parts, strict=False) if part.stages]
-    if all(state is None or source.is_alike_on_ranks(state, saved.ranks, workers, number) for number, state in states):
-        return replace(saved, rank=None)
-    return saved
+    source, own = PipelineGraph(pipe).chain[-1], saved.instance
+    workers = max(own.workers, 1)
+    instances = [own] if saved.is_of_worker else [own.on_worker(number, workers) for number in range(workers)]
+    states = [(part.stages[0], each) for part, each in zip(saved.parts, instances, strict=False) if part.stages]
+    is_alike = all(state is None or source.is_alike_on_ranks(state, each) for state, each in states)
+    return saved.of_all_ranks() if is_alike else saved
 
 
 def place_of(saved: Sequence[Checkpoint], source: Any) -> tuple[int, int, dict[str, Any] | None]:
@@ -161,9 +162,9 @@ def place_of(saved: Sequence[Checkpoint], source: Any) -> tuple[int, int, dict[s
     first = saved[0]
     if all(each.is_over for each in saved):
         return first.epoch.number + 1, 0, None
-    if source is None or first.worker is not None:
+    if source is None or first.is_of_worker:
         return first.epoch.number, 0, None
-    alike = saved if _are_of_all(saved) else [replace(first, rank=None)]
+    alike = saved if _are_of_all(saved) else [first.of_all_ranks()]
     states = [stages and stages[0] for stages in states_of_instances(alike)]
     [rest] = source.reshard_states(Resharding(states, lambda _: (), 1, range(1)))
     return first.epoch.number, rest["rest"]["start"], rest
@@ -237,17 +238,21 @@ def states_of_instances(saved: Sequence[Checkpoint]) -> list[Sequence[Mapping[st
         StateError: a rank's state is missing.
     """
     check_complete(saved)
-    by_rank = [saved[0]] * saved[0].ranks if saved[0].rank is None else sorted(saved, key=lambda each: each.rank or 0)
+    if saved[0].is_of_all_ranks:
+        by_rank = [saved[0]] * saved[0].instance.ranks
+    else:
+        by_rank = sorted(saved, key=lambda each: each.instance.rank)
     return [checkpoint.parts[number].stages for number in range(len(by_rank[0].parts)) for checkpoint in by_rank]
 
 
 def _are_of_all(saved: Sequence[Checkpoint]) -> bool:
     """Whether the states, or a single one that all share, are those of all ranks of a run."""
-    ranks = saved[0].ranks
-    if saved[0].rank is None:
+    ranks = saved[0].instance.ranks
+    if saved[0].is_of_all_ranks:
         return len(saved) == 1 and 0 < ranks <= MAX_RANKS
-    found = [-1 if each.rank is None or each.ranks != ranks else each.rank for each in saved]
-    return is_all(sorted(found), ranks)
+    if any(each.is_of_all_ranks or each.instance.ranks != ranks for each in saved):
+        return False
+    return is_all(sorted(each.instance.rank for each in saved), ranks)
 
 
 def check_complete(saved: Sequence[Checkpoint], pipe: Any = None) -> None:
@@ -258,7 +263,7 @@ def check_complete(saved: Sequence[Checkpoint], pipe: Any = None) -> None:
             f"There are states of {', '.join(sorted(each.owner for each in saved))}. Resuming with a different number "
             f"of ranks or workers requires one state per rank: merge_states([...]){why}"
         )
-    workers = [max(checkpoint.workers, 1) for checkpoint in saved]
+    workers = [max(checkpoint.instance.workers, 1) for checkpoint in saved]
     if len({*workers}) > 1:
         raise StateError(
             f"The ranks had {', '.join(map(str, workers))} workers, but shards are assigned to the same number of "
@@ -284,24 +289,24 @@ def check_ranks(loaded: Sequence[Checkpoint], instance: Instance, pipe: Any = No
     Raises:
         StateError: it cannot.
     """
-    first, rank, ranks = loaded[0], instance.rank, instance.ranks
     if _are_of_all(loaded):
         return
     if all(
         checkpoint.is_over and (checkpoint.epoch.number < 0 or checkpoint.epoch.next is None) for checkpoint in loaded
     ):
         return  # none of the ranks has started
-    own = [checkpoint for checkpoint in loaded if (checkpoint.rank, checkpoint.ranks) == (rank, ranks)]
+    here = f"rank {instance.rank} of {instance.ranks}"
+    own = [checkpoint for checkpoint in loaded if checkpoint.owner == here]
     if not own:
         raise StateError(
-            f"This is the state of {first.owner}, but it was loaded on rank {rank} of {ranks}"
+            f"This is the state of {loaded[0].owner}, but it was loaded on {here}"
             f"{'' if pipe is None else f', and {difference_of_ranks(pipe)}'}. {ADVICE}"
         )
     if own[0].is_over and pipe is not None and not _ends_together(pipe):
         raise StateError(
-            f"The epoch of rank {rank} had ended when this state was saved, but the state does not record whether "
-            f"those of the other {ranks - 1} had: this rank must either wait for them or begin the next epoch. Load "
-            f"merge_states([...]) of the states that all ranks have saved between the same steps"
+            f"The epoch of rank {instance.rank} had ended when this state was saved, but the state does not record "
+            f"whether those of the other {instance.ranks - 1} had: this rank must either wait for them or begin the "
+            "next epoch. Load merge_states([...]) of the states that all ranks have saved between the same steps"
         )
 
 

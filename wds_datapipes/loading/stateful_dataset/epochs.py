@@ -146,7 +146,7 @@ class Epochs:
             try:
                 epoch.check_selected(before.wanted)
             except StateError:
-                if ongoing.worker is not None:
+                if ongoing.is_of_worker:
                     # A StatefulDataLoader begins the state's epoch even if its loop has ended, and then the next one.
                     self.state.loaded = []
                     self.shared.write(row._replace(loaded=0), own)

@@ -18,6 +18,7 @@ from wds_datapipes.loading.stateful_dataset.epochs import Epochs
 from wds_datapipes.loading.stateful_dataset.tracking import RecordedBatch, TrackedEpoch, WorkerRow, begin_recording
 from wds_datapipes.pipes.instance import own_worker
 from wds_datapipes.received_epochs import ReceivedEpochs
+from wds_datapipes.types import Instance
 
 
 class DatasetLoop(Epochs):
@@ -121,7 +122,8 @@ class DatasetLoop(Epochs):
         if row.loaded:
             return self.state.loaded
         if info is not None:
-            return [self._saved(row, [self.part], workers=info.num_workers, worker=self.number)]
+            instance = self.state.rank.on_worker(self.number, info.num_workers)
+            return [self._saved(instance, row, [self.part], is_of_worker=True)]
         tracked = self._tracked
         if tracked is not None and tracked.row == self.shared.read(tracked.process):
             return [self._saved_by(tracked, tracked.row)]
@@ -130,21 +132,27 @@ class DatasetLoop(Epochs):
                 "The positions of the worker processes are unknown. Loop over data.tracked(loader), call "
                 "StatefulDataLoader.state_dict(), or use DataLoader2 with ShardReadingService"
             )
-        return [self._saved(row, [self.part], is_over=self.is_over, is_drained=self.is_drained)]
+        rank = self.state.rank.on_worker(0, 0)
+        return [self._saved(rank, row, [self.part], is_over=self.is_over, is_drained=self.is_drained)]
 
     def _saved_by(self, tracked: TrackedEpoch, row: WorkerRow) -> Checkpoint:
         parts = tracked.states()
-        facts: dict[str, Any] = {"is_over": tracked.is_over, "workers": len(parts), "next_worker": tracked.turn}
-        return self._saved(row, parts, tracked.received, **facts)
+        rank = self.state.rank.on_worker(0, len(parts))
+        return self._saved(rank, row, parts, tracked.received, is_over=tracked.is_over, next_worker=tracked.turn)
 
     def _saved(
-        self, row: WorkerRow, parts: Sequence[WorkerState], received: ReceivedEpochs | None = None, **facts: Any
+        self,
+        instance: Instance,
+        row: WorkerRow,
+        parts: Sequence[WorkerState],
+        received: ReceivedEpochs | None = None,
+        **facts: Any,
     ) -> Checkpoint:
         """Return the position of the loop in the epoch of a row; before the first epoch, it is the end of epoch -1."""
         epoch = Epoch.before(self.seed) if row.epoch == NO_EPOCH else row.epoch
         received = self.received if received is None else received
         epoch = replace(epoch, wanted=self.shared.chosen(row.begun), received=received)
-        return self.state.checkpoint(epoch, parts, **facts)
+        return self.state.checkpoint(instance, epoch, parts, **facts)
 
     def leave(self, find: Callable[[], Sequence[Checkpoint]]) -> None:
         """Record how the loop has left its epoch, before the next one begins.
@@ -215,6 +223,6 @@ class DatasetLoop(Epochs):
             self.check_workers(row, workers, is_tracked=True)
         if not row.loaded and self.spans_epochs and last is not None:
             found = last.states()
-            self.before = self._saved(last.row or row, found, workers=len(found))
+            self.before = self._saved(self.state.rank.on_worker(0, workers), last.row or row, found)
             parts = [part.renewed() for part in found]
         return TrackedEpoch(parts, turn, received, is_resumed=is_resumed)

@@ -416,9 +416,9 @@ class IndexedSamples(PhasedSamples, SeededStage, SplittingStage[Sample], Snapsho
         rest = RestOfEpoch.from_state(state.get("rest"))
         self._loaded = state.get("yielded", 0), rest, again
 
-    def is_alike_on_ranks(self, state: Mapping[str, Any], ranks: int, workers: int, worker: int) -> bool:
+    def is_alike_on_ranks(self, state: Mapping[str, Any], instance: Instance) -> bool:
         """Whether the same worker on every rank has this state; the position in the epoch determines it."""
-        share = self._share_of(Instance(0, ranks, worker, workers), RestOfEpoch.from_state(state.get("rest")))
+        share = self._share_of(instance, RestOfEpoch.from_state(state.get("rest")))
         return share.is_alike_on_ranks(state["yielded"])
 
     def reshard_states(self, resharding: Resharding) -> list[dict[str, Any]]:

@@ -90,4 +90,4 @@ class SampleLogger(CountingStage[Any]):
                 )
             name = f"{instance.rank}of{instance.ranks}-{instance.worker}of{instance.workers}"
             path = path / f"{epoch.first:016x}" / f"{epoch.number:06}-{name}.positions"
-        return {**options, "rank": instance.rank, "worker": instance.worker, "positions": path}
+        return {**options, "instance": instance, "positions": path}

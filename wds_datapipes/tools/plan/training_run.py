@@ -164,13 +164,18 @@ class _Planner:
         self.shape, self.counts, self.sizes = shape, manifest.counts, manifest.sizes
         self.samples = manifest.samples
         self.lanes = Lanes(self.samples, shape.global_batch_size, shape.lanes)
-        self.steps = self.share(0, 0).whole_batches
+        #: The workers of the first host: the first worker of each of its ranks, then the second, and so on.
+        self.workers = [
+            Instance(rank, shape.ranks, worker, shape.num_workers)
+            for worker in range(shape.num_workers)
+            for rank in range(shape.ranks_per_host)
+        ]
+        self.steps = self.share(self.workers[0]).whole_batches
         self.sample_bytes = int(self.sizes.sum()) / self.samples
         self.own = shape.global_batch_size // shape.hosts
 
-    def share(self, rank: int, worker: int) -> BatchShare:
+    def share(self, instance: Instance) -> BatchShare:
         shape = self.shape
-        instance = Instance(rank, shape.ranks, worker, shape.num_workers)
         return BatchShare(self.samples, shape.global_batch_size, shape.remainder, instance, lanes=shape.lanes)
 
     def order(self, epoch: int) -> LaneOrder:
@@ -215,13 +220,12 @@ class _Planner:
 
     def runs_of_host(self, order: LaneOrder) -> list[tuple[int, Numbers]]:
         """Return the shards that each worker of the first host reads in its successive turns."""
-        shape, every = self.shape, min(-(-self.steps * self.own // MAX_SAMPLES), self.own)
+        every = min(-(-self.steps * self.own // MAX_SAMPLES), self.own)
         shares = [
             chain.from_iterable(
-                np.split(each, range(TURN, len(each), TURN)) for each in self.share(rank, worker).positions()
+                np.split(each, range(TURN, len(each), TURN)) for each in self.share(instance).positions()
             )
-            for worker in range(shape.num_workers)
-            for rank in range(shape.ranks_per_host)
+            for instance in self.workers
         ]
         runs = []
         for turn in zip_longest(*shares):
@@ -236,12 +240,9 @@ class _Planner:
         done = opens = ranges = between = 0
         ahead = max(int(self.shape.read_ahead // GROUPS / self.sample_bytes), 1)
         gap = 1 + gap_of(self.sample_bytes, MAX_REQUEST_GAP_BYTES) / self.sample_bytes
-        workers = [
-            (rank, worker) for worker in range(self.shape.num_workers) for rank in range(self.shape.ranks_per_host)
-        ]
-        for rank, worker in workers:
+        for instance in self.workers:
             opened = LeastRecentlyUsed[int, None](self.shape.open_shards)
-            for positions in self.share(rank, worker).positions():
+            for positions in self.share(instance).positions():
                 shards, numbers = order.find(positions)
                 is_change = np.diff(shards, prepend=-1) != 0
                 for shard in shards[is_change].tolist():

@@ -86,7 +86,7 @@ class RunSteps:
         self._source: Any = None
         self._seed_of = saved.epoch.seed_of
         if source.phased_source() is None:
-            adopt([saved], pipeline, descriptions(pipeline), saved.ranks)
+            adopt([saved], pipeline, descriptions(pipeline), saved.instance.ranks)
             self._rows = LoggedSteps(
                 pipeline, saved.epoch.first, [each.epoch.received for each in (saved, *others)]
             ).rows
@@ -99,9 +99,9 @@ class RunSteps:
                 "reported, because dropped samples are not recorded"
             )
         self._pipeline, self._source = _copy(pipeline)  # another run may read it
-        adopt([saved], self._pipeline, descriptions(pipeline), saved.ranks)
+        adopt([saved], self._pipeline, descriptions(pipeline), saved.instance.ranks)
         source = self._source
-        self._ranks = saved.ranks
+        self._ranks = saved.instance.ranks
         check_steps([saved, *others], source.timeline)
         self._timeline, self._rest, epoch = source.timeline_on(self._ranks), _rest_in(saved), max(saved.epoch.number, 0)
         phases, begins = self._timeline.phases, self._rest.start - len(self._rest.missing)
@@ -140,7 +140,7 @@ class RunSteps:
         shards, numbers = np.concatenate(chunks, axis=1)
         ranks = np.repeat(np.arange(len(parts)), [*map(len, parts)])
         is_padding = (positions >= len(order)) | np.isin(positions, [*samples.holes])
-        workers = np.full(len(ranks), batch % max(self.saved.workers, 1))
+        workers = np.full(len(ranks), batch % max(self.saved.instance.workers, 1))
         return dataset, epoch, np.array([ranks, workers, shards, numbers, is_padding]).T[shards >= 0]
 
     def read(self, step: int) -> Iterator[Sample]:
@@ -181,7 +181,7 @@ class RunSteps:
         """
         self._check_order()
         epoch, batch, rest, size = self._locate(step)
-        (dataset, _, parts), workers = self._batch(step), max(self.saved.workers, 1)
+        (dataset, _, parts), workers = self._batch(step), max(self.saved.instance.workers, 1)
         worker = batch % workers
         pipe, source = _copy(self._pipeline)
         source.exclude(dataset.exclusions)
@@ -192,7 +192,7 @@ class RunSteps:
             instance, seeds = Instance(rank, self._ranks, worker, workers), SeedGenerator(self._seed_of(epoch))
             split_by_worker(split_by_rank(pipe, instance), instance)
             seeds = seeds.spawn(rank) if self._ranks > 1 else seeds
-            seeds = seeds.spawn(worker) if self.saved.workers else seeds
+            seeds = seeds.spawn(worker) if self.saved.instance.workers else seeds
             run = EpochRun(pipe, EpochStart(seeds, state, epoch=self._epoch(epoch, source.timeline)))
             for item in run.items if len(positions) else ():
                 yield rank, item
