@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
@@ -26,7 +28,7 @@ from wds_datapipes.index.format.dataset_builder import same_rules
 from wds_datapipes.index.format.index_file import index_url, read_index
 from wds_datapipes.index.format.options import AccessOptions, IndexOptions
 from wds_datapipes.index.format.origin import origin_of
-from wds_datapipes.index.format.shard_index import ShardIndex
+from wds_datapipes.index.format.shard_index import IndexedSample, ShardIndex
 from wds_datapipes.index.read.fetch import has_random_access
 from wds_datapipes.index.read.sample_reader import SampleReader
 from wds_datapipes.io.openers import redact
@@ -35,6 +37,7 @@ from wds_datapipes.on_error.policy import raise_error
 from wds_datapipes.parallel.map_shards import collect_shards
 from wds_datapipes.samples.keys import KeyRule
 from wds_datapipes.tools.prepare.read_options import DEFAULT_READING, ReadOptions
+from wds_datapipes.tools.prepare.repeated_keys import find_repeated_keys
 from wds_datapipes.tools.prepare.shard_contents import ShardContents, ShardFault, read_contents
 from wds_datapipes.tools.prepare.subset import make_key
 from wds_datapipes.types import Sample, Shard
@@ -175,8 +178,7 @@ class SampleEntries:
     def _check(self, shards: list[ShardContents], key_rule: KeyRule) -> list[int]:
         """Return the numbers of the samples that can be written; report the errors of the others."""
         packer = WriteOptions(encoder=False, key_rule=key_rule).packer()
-        good: list[int] = []
-        seen: set[str] = set()
+        good, hashes = list[int](), array("q")
         number = 0
         for shard in shards:
             for fault in shard.faults:
@@ -185,21 +187,36 @@ class SampleEntries:
             for entry in shard.index:
                 if entry.key not in bad:
                     sample: Sample = {"__key__": entry.key, "__url__": shard.url, **dict.fromkeys(entry.fields, b"")}
-                    key = sample["__key__"] = self._new_key(number, sample)
+                    sample["__key__"] = self._new_key(number, sample)
                     try:
-                        if key in seen:
-                            raise EncodeError(
-                                f"The sample {key!r} occurs twice, the second time in {redact(shard.url)}, and samples "
-                                f"with the same key cannot be distinguished after reordering. For new keys, ",
-                                REKEY,
-                            )
                         packer.pack(sample)
-                        seen.add(key)
                         good.append(number)
+                        hashes.append(hash(sample["__key__"]))
                     except EncodeError as error:
                         self._on_fault(error)
                 number += 1
-        return good
+
+        def read_key(number: int) -> list[str]:
+            url, entry = self._locate(number)
+            return [self._new_key(number, {"__key__": entry.key, "__url__": url})]
+
+        repeated = set[int]()
+        for number, key, _ in find_repeated_keys(np.array(hashes), np.array(good, np.int64), read_key):
+            repeated.add(number)
+            url, _ = self._locate(number)
+            self._on_fault(
+                EncodeError(
+                    f"The sample {key!r} occurs twice, the second time in {redact(url)}, and samples with the same key "
+                    "cannot be distinguished after reordering. For new keys, ",
+                    REKEY,
+                )
+            )
+        return [number for number in good if number not in repeated]
+
+    def _locate(self, number: int) -> tuple[str, IndexedSample]:
+        """Return the shard of a sample of the input, and its entry in the index."""
+        shard = bisect_right(self._ends, number)
+        return self._shards[shard].url, self._shards[shard].index[number - self._ends[shard]]
 
     def _new_key(self, number: int, sample: Sample) -> str:
         return make_key(self._rekey, number, sample) if self._rekey else sample["__key__"]

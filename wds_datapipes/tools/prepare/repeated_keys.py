@@ -1,4 +1,8 @@
-"""Keys that occur repeatedly, found by their hashes without keeping the keys in memory."""
+"""Keys that occur repeatedly in a dataset, found by their hashes without keeping the keys in memory.
+
+All tools that compare the keys of several shards use it. For a shard that is being read or written, a set of its own
+keys suffices.
+"""
 
 from __future__ import annotations
 
