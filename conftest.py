@@ -29,6 +29,7 @@ from nginx_server import Nginx
 from process_stacks import children_since, record_stacks, stacks_of
 from sftp_server import SftpServer, find_rclone
 from site_server import Site
+from sweeps import WHOLE
 from web_server import serving
 
 # Imported before any test module imports torchdata, whose deprecation warning would be an error.
@@ -38,7 +39,7 @@ from wds_datapipes.io.remote.retry import RetryPolicy
 
 # The deadline of an example would fail on a busy machine. The examples are the same in each run, so that a green run
 # stays green; `nox -s nightly` draws new ones.
-hypothesis.settings.register_profile("tests", deadline=None, derandomize="WHOLE_SWEEPS" not in os.environ)
+hypothesis.settings.register_profile("tests", deadline=None, derandomize=not WHOLE)
 hypothesis.settings.load_profile("tests")
 
 # An error that a worker of torch's DataLoader sends is in a reference cycle with its iterator. Once that is garbage, it
@@ -85,7 +86,7 @@ SLOW = (
     "test_state_law.py",
     "test_dispatch.py",
     "test_indexed_batches.py",
-    "test_service_faults.py",
+    "test_faults.py",
     "test_golden.py",
     "test_held_samples.py",
     "test_ranks.py",

@@ -175,8 +175,9 @@ def nightly(session: nox.Session) -> None:
         "tests/properties/test_random_pipelines.py",
         env={"RANDOM_PIPELINES_SECONDS": "3600", "RANDOM_PIPELINES_SEED": pipelines_seed},
     )
-    arguments = [f"--ignore={DOCUMENTATION}", "-m", "not alone", "--numprocesses=3", *FILES_IN_ORDER, *session.posargs]
-    session.run("pytest", *arguments, env={"WHOLE_SWEEPS": "1"})
+    arguments = [f"--ignore={DOCUMENTATION}", *FILES_IN_ORDER, *session.posargs]
+    for selected in (["-m", "not alone", "--numprocesses=3"], ["-m", "alone"]):
+        session.run("pytest", *selected, *arguments, env={"WHOLE_SWEEPS": "1"})
 
 
 @nox.session

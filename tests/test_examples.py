@@ -22,6 +22,7 @@ import torch
 from page_runs import environment
 from PIL import Image
 from prepared_programs import prepared_programs
+from sweeps import WHOLE
 
 EXAMPLES = Path(__file__).parents[1] / "docs/examples"
 IMAGENET = EXAMPLES / "imagenet"
@@ -173,7 +174,7 @@ def test_all_loaders_validate_the_same_pixels_once(read: Any) -> None:
 
 
 @pytest.mark.timeout(5 * LIMIT_S)
-@pytest.mark.parametrize("loader", LOADERS if os.environ.get("WHOLE_SWEEPS") else ["indexed"])
+@pytest.mark.parametrize("loader", LOADERS if WHOLE else ["indexed"])
 def test_a_run_that_is_killed_and_resumed_ends_like_an_undisturbed_one(loader: str, data: Data, tmp_path: Path) -> None:
     whole = train(data, loader, tmp_path / "whole")
     assert whole.codes == [0, 0], whole.errors

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 from harness import Escaped, Target, changed_inputs, confined, run
+from sweeps import WHOLE
 from targets import TARGETS
 
 #: `nox -s nightly` tries all changes.
-PART = 1 if os.environ.get("WHOLE_SWEEPS") else 3
+PART = 1 if WHOLE else 3
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)

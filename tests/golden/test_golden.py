@@ -24,6 +24,7 @@ import pytest
 import torch
 from loader_kinds import SEED, Persistent, Service, Stateful, Tracked, comparable, items_of, unchanged
 from pipeline_table import EXACT, IN_MAIN, REPLAYED, STREAMS, Build, Pipe, drawn, key_of, split, write_shards
+from sweeps import WHOLE
 from torch.utils.data import DataLoader
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
@@ -126,8 +127,8 @@ LOADERS: dict[str, tuple[Callable[..., Any], dict[tuple[int, int], Iterable[str]
     "ShardReadingService": (Service, {(1, 0): TABLE, (1, 3): SPREAD, (2, 2): FEW, (4, 1): FEW}, True),
     "ShardReadingService without a seed": (partial(Service, seed=None), {(1, 0): FEW, (1, 2): FEW}, False),
     "StatefulShards": (Tracked, {(1, 0): TRACKED, (2, 0): TRACKED, (1, 2): FEW}, True),
-    "StatefulShards, persistent workers": (Persistent, {(2, 2): FEW}, False),
-    "StatefulDataLoader": (Stateful, {(1, 2): [name for name in FEW if name not in STREAMS]}, False),
+    "StatefulShards, persistent workers": (Persistent, {(2, 2): FEW}, WHOLE),
+    "StatefulDataLoader": (Stateful, {(1, 2): [name for name in FEW if name not in STREAMS]}, WHOLE),
 }
 CASES = [
     (loader, name, ranks, workers)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from loader_kinds import Service, Tracked, items_of
 from pipeline_table import Build, Pipe, key_of, number_in, shards_of, split, tokens_of
+from sweeps import WHOLE
 from users_stages import Buckets
 
 from wds_datapipes import ErrorBudget, IndexedSamples, ShardList, Stage, StatefulShards, merge_states
@@ -165,7 +166,13 @@ def test_so_do_those_of_workers(kind: Any, workers: int, source: str, flaky: Pat
 ONE_BUFFER = [name for name in BUFFERS if name != "two shuffles"]
 
 
-@pytest.mark.parametrize(("source", "workers"), [("stream", 1), ("stream", 3), ("open shards", 3), ("index", 1)])
+#: Sources, and the numbers of workers that read the rest.
+RESUMED = [("stream", 1), ("stream", 3), ("open shards", 3), ("index", 1)]
+
+
+@pytest.mark.parametrize(
+    ("source", "workers"), [*itertools.product(["stream", "open shards", "index"], [1, 3])] if WHOLE else RESUMED
+)
 @pytest.mark.parametrize("buffer", ONE_BUFFER)
 def test_samples_that_waited_come_on_other_workers(source: str, buffer: str, workers: int, flaky: Path) -> None:
     def build() -> Pipe:

@@ -16,6 +16,7 @@ import pytest
 import torch
 from data_parallel_pipelines import open_service
 from numbered_shards import numbered_shards
+from sweeps import WHOLE
 from torch.utils.data import DataLoader, IterDataPipe, RandomSampler
 from torch.utils.data.datapipes.iter import FileLister, IterableWrapper, Sampler
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
@@ -80,7 +81,7 @@ DRAWING = ["random", "numpy", "torch", "each", "sampler"]
 @pytest.mark.parametrize("how", DRAWING)
 def test_draws_before_the_split_are_the_same_in_all_workers(how: str) -> None:
     orders = []
-    for workers in (0, 2):
+    for workers in (0, 2, 3) if WHOLE else (0, 2):
         with with_service(keys_of(listed(how)), workers) as loader:
             epochs = [[key for (key,) in loader] for _ in range(2)]
         assert sorted(epochs[0]) == sorted(epochs[1]) == ALL

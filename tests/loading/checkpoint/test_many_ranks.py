@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from sweeps import WHOLE
 
 from wds_datapipes import ShardList, merge_states
 from wds_datapipes.epoch import Epoch
@@ -17,7 +18,7 @@ from wds_datapipes.shards import position
 from wds_datapipes.shards.packed_rows import pack_rows, unpack_rows
 from wds_datapipes.types import Instance
 
-RANKS, WORKERS, BUFFER = 512, 8, 250
+RANKS, WORKERS, BUFFER = 512, 8, 1000 if WHOLE else 250
 PARTS = RANKS * WORKERS
 
 
@@ -28,7 +29,7 @@ def pipeline() -> Any:
 
 @pytest.fixture(scope="module")
 def merged() -> dict[str, str]:
-    """The states of all ranks after 750 samples of each worker, from shards of 250 samples."""
+    """The states of all ranks after three shards of each worker, with as many samples as a buffer."""
     rows = [[number * 7 % 3, 10_240 * number, 10_240 * (number + 1)] for number in range(0, 3 * BUFFER, 3)]
     waiting = pack_rows(sorted(rows, key=lambda row: row[1] * 7919 % 10_007))
     listed = [[3 * PARTS, "0123456789abcdef" * 2, "train-12287.tar"]]

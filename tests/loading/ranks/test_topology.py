@@ -13,6 +13,7 @@ import pytest
 import torch.distributed as dist
 from data_parallel_pipelines import BATCH, EPOCHS, KEYS, LIMIT_S, flat, indexed, open_service, stream, write_shards
 from forked_ranks import on_ranks
+from sweeps import WHOLE
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils.data import DataLoader
 from torchdata.dataloader2 import DataLoader2
@@ -64,11 +65,12 @@ def read(folder: Path, rank: int) -> dict[str, Any]:
             told[f"no seed, {name}"] = by_service(make(folder, 2), workers, dp, None)
             told[f"pair, {name}"] = by_service(make(folder, 2), workers, pair)
             told[f"torch with a pair, {name}"] = by_torch(make(folder, 2), workers, pair)
-        name = f"{kind} 0"
-        told[f"other seeds, {name}"] = by_service(make(folder, 2), 0, dp, 7 + rank)
-        told[f"process group, {name}"] = by_service(make(folder, 2), 0, dp.get_group())
-        told[f"flattened mesh, {name}"] = by_service(make(folder, 2), 0, flat._flatten("both"))
-        told[f"torch, {name}"] = by_torch(make(folder, 2), 0, dp)
+        for workers in WORKERS if WHOLE else WORKERS[:1]:
+            name = f"{kind} {workers}"
+            told[f"other seeds, {name}"] = by_service(make(folder, 2), workers, dp, 7 + rank)
+            told[f"process group, {name}"] = by_service(make(folder, 2), workers, dp.get_group())
+            told[f"flattened mesh, {name}"] = by_service(make(folder, 2), workers, flat._flatten("both"))
+            told[f"torch, {name}"] = by_torch(make(folder, 2), workers, dp)
     told["augmented"] = by_service(stream(folder, 2).map(with_numbers), 2, dp)
     with open_service(indexed(folder, 2), distributed=dp) as loader:
         told["length"] = len(loader)
@@ -133,10 +135,8 @@ def come_of(scenario: Callable[[], Any]) -> str:
 
 
 #: The ways to specify the same two data-parallel ranks, by the number of workers.
-SAME = {
-    0: ("other seeds", "process group", "flattened mesh", "pair", "torch", "torch with a pair"),
-    2: ("pair", "torch with a pair"),
-}
+WAYS = ("other seeds", "process group", "flattened mesh", "pair", "torch", "torch with a pair")
+SAME = {0: WAYS, 2: WAYS if WHOLE else ("pair", "torch with a pair")}
 
 Told = list[dict[str, Any]]
 

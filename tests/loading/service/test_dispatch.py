@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sweeps import WHOLE
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
@@ -34,7 +35,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:Some child DataPipes are not exh
 
 PREFETCHES = list(itertools.product((0, 10), (0, 10)))
 #: Start methods and numbers of prefetched items; interpreters that start for a worker take seconds to import torch.
-STARTS = [*(("fork", *counts) for counts in PREFETCHES), ("spawn", 0, 10), ("forkserver", 10, 0)]
+STARTS = [
+    (method, *counts)
+    for method, few in (("fork", PREFETCHES), ("spawn", [(0, 10)]), ("forkserver", [(10, 0)]))
+    for counts in (PREFETCHES if WHOLE else few)
+]
 
 
 def numbers(count: int = 100) -> Pipe:
@@ -526,10 +531,16 @@ STATES: dict[str, Callable[[list[str]], Pipe]] = {
     ),
 }
 
+#: The numbers of items that are taken before a state is saved.
+TAKEN = (0, 1, 7, 30)
+
 
 @pytest.mark.parametrize(
     ("name", "taken", "method"),
-    [*((name, taken, "fork") for name in STATES for taken in (0, 1, 7, 30)), ("samples", 7, "spawn")],
+    [
+        *itertools.product(STATES, TAKEN, ["fork"]),
+        *(itertools.product(STATES, TAKEN, ["spawn"]) if WHOLE else [("samples", 7, "spawn")]),
+    ],
 )
 def test_a_state_resumes_at_the_very_next_item(name: str, taken: int, method: str, shards: list[str]) -> None:
     with load(STATES[name](shards)) as loader:

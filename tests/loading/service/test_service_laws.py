@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import operator
-import os
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,10 +13,12 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from sweeps import WHOLE
 from torch.utils.data import IterDataPipe
 from torchdata.dataloader2 import DataLoader2
 from torchdata.dataloader2.utils import WorkerInfo
@@ -198,7 +199,7 @@ def load(pipe: IterDataPipe[Any], workers: int, prefetches: Prefetches, method: 
 # random examples
 
 #: The number of examples that start new processes; `nox -s nightly` tries more.
-TIMES = 3 if os.environ.get("WHOLE_SWEEPS") else 1
+TIMES = 3 if WHOLE else 1
 
 WORKERS = st.integers(0, 4)
 #: In each worker, and in all workers together.
@@ -288,11 +289,12 @@ SENDABLE = [
 ]
 
 
-def test_workers_that_are_not_forked() -> None:
+@pytest.mark.parametrize("method", ["forkserver", "spawn"] if WHOLE else ["forkserver"])
+def test_workers_that_are_not_forked(method: str) -> None:
     numbers = range(len(SENDABLE))
     wanted = round_robin([[seen(SENDABLE[number]) for number in numbers[line::2] if number < 50] for line in range(2)])
     pipe = IterableWrapper(numbers).sharding_filter().filter(partial(operator.gt, 50))
-    with load(pipe.map(partial(operator.getitem, SENDABLE)), 2, (10, 10), "forkserver") as loader:
+    with load(pipe.map(partial(operator.getitem, SENDABLE)), 2, (10, 10), method) as loader:
         kept = list(loader)
         assert list(map(seen, kept)) == wanted
         for taken in (1, 7, 30):

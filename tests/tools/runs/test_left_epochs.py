@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections import Counter
 from contextlib import closing
@@ -15,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loader_kinds import InStateful, Persistent, Service, Stateful, Tracked
 from numbered_shards import numbered_shards
+from sweeps import WHOLE
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -124,7 +124,7 @@ def check_schedule_of(batches: Batches) -> None:
 TAKES = st.lists(st.sampled_from([None, 0, 1, 2, 3, 6]), min_size=1, max_size=6)
 
 
-@settings(max_examples=15 if os.environ.get("WHOLE_SWEEPS") else 8)
+@settings(max_examples=15 if WHOLE else 8)
 @given(
     takes=TAKES,
     loader=st.sampled_from(LOADERS),
@@ -330,7 +330,7 @@ def test_a_stream_whose_loop_left_at_an_unknown_place_is_refused() -> None:
         explain(stream(), data.state_dict(), 7)
 
 
-@settings(max_examples=8 if os.environ.get("WHOLE_SWEEPS") else 5)
+@settings(max_examples=8 if WHOLE else 5)
 @given(
     takes=st.lists(st.sampled_from([None, 1, 2, 3]), min_size=3, max_size=6),
     changes=st.lists(

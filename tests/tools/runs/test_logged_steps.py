@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from itertools import chain, islice, zip_longest
 from pathlib import Path
@@ -13,6 +12,7 @@ from data_parallel_pipelines import open_service
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numbered_shards import numbered_shards
+from sweeps import WHOLE
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from wds_datapipes import ShardList, StatefulShards, explain, merge_states
@@ -51,7 +51,7 @@ def steps_of(ranks: list[Epochs]) -> list[list[str]]:
     return [[*chain(*batches)] for batches in chain(*epochs)]
 
 
-@settings(max_examples=8 if os.environ.get("WHOLE_SWEEPS") else 5)
+@settings(max_examples=8 if WHOLE else 5)
 @given(
     batch=st.integers(1, 5),
     options=st.sampled_from([{}, {"drop_last": True}, {"is_mixed": True}]),

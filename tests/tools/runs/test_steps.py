@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import replace
 from itertools import chain, islice, repeat
@@ -14,6 +13,7 @@ from data_parallel_pipelines import open_service
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from numbered_shards import numbered_shards
+from sweeps import WHOLE
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from wds_datapipes import IndexedSamples, ShardList, StatefulShards, explain, merge_states
@@ -90,7 +90,7 @@ EVERY = [f"{shard}-{n}" for shard, size in enumerate(SIZES[:5]) for n in range(s
 EXCLUDED = st.lists(st.sampled_from(EVERY), unique=True, max_size=5)
 
 
-@settings(max_examples=8 if os.environ.get("WHOLE_SWEEPS") else 5)
+@settings(max_examples=8 if WHOLE else 5)
 @given(PIPELINES, TOPOLOGIES, TOPOLOGIES, st.integers(1, 8), st.integers(1, 6), EXCLUDED, st.integers(0, 5))
 def test_a_step_has_the_samples_that_the_loops_of_all_ranks_received(
     options: Any, first: tuple[int, int], second: tuple[int, int], begun: int, more: int, excluded: list[str], now: int
