@@ -1,44 +1,36 @@
-"""Runs faults of `fault_table` in a process each, and reports the result of each, and what it leaves behind.
+"""Runs faults in a process each, and reports the result of each, and what it leaves behind.
 
-One that does not return in time is a "hang".
+This is a script, which runs the faults whose names it reads, and prints their results as JSON. Its argument is the
+limit of each in seconds: one that does not return in time is a "hang".
 """
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import os
 import select
 import selectors
 import signal
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
 from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
 import psutil
+from fault_table import Cause, all_faults
+from faulty_pipelines import build_shards, describe_error
+from main_programs import END_S, Become, has_own_shm
 
 #: The number of faults that run at a time; most of them wait.
 TOGETHER = 5
 
-#: The time limit for a main program to exit, and for its workers after it, in seconds.
-END_S = 120.0
 
-Cause = Callable[[], object]
-#: A main program. It calls its argument when the test may act on it.
-Main = Callable[[Callable[[], object]], object]
-
-
-def describe_error(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-def run(faults: Mapping[str, Cause], limit_s: float) -> dict[str, dict[str, Any]]:
+def run(causes: Mapping[str, Cause], limit_s: float) -> dict[str, dict[str, Any]]:
     """Run the causes of faults, several at a time.
 
     Returns:
@@ -46,7 +38,7 @@ def run(faults: Mapping[str, Cause], limit_s: float) -> dict[str, dict[str, Any]
         seconds.
     """
     selector = selectors.DefaultSelector()
-    waiting = list(faults.items())
+    waiting = list(causes.items())
     gc.freeze()  # skip collecting imported modules at the end of each process, which takes a second
     results: dict[str, dict[str, Any]] = {}
     while waiting or selector.get_map():
@@ -148,65 +140,14 @@ def surroundings() -> dict[str, set[Any]]:
     }
 
 
-class Become(BaseException):
-    """Raised in a forked process that must run a function as a main program, and end as one.
-
-    The script catches it at its top level, because an interpreter ends with its script.
-    """
-
-    def __init__(self, main: Callable[[], object]) -> None:
-        self.main = main
-
-
-def in_another_main(main: Main, act: Callable[[int], object] | None = None) -> str:
-    """Run a main program in its own group; act on it when it is ready; return how it exits and what it leaves."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if not pid:
-        os.setpgid(0, 0)
-        os.close(reader)
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-        raise Become(partial(main, partial(os.write, writer, b"!")))
-    os.close(writer)
-    os.read(reader, 1)
-    os.close(reader)
-    if act is not None:
-        act(pid)
-    if has_ended(pid, END_S):
-        outcome = f"ended with {os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}"
-        deadline = time.monotonic() + END_S
-        while (left := group(pid)) and time.monotonic() < deadline:
-            time.sleep(0.02)
-    else:
-        outcome, left = "does not end", group(pid)
-    for process in left:
-        process.kill()
-    return f"{outcome}, {len(left)} left"
-
-
-def has_ended(pid: int, limit_s: float) -> bool:
-    """Wait for a process."""
-    descriptor = os.pidfd_open(pid)
-    has_ended = bool(select.select([descriptor], [], [], limit_s)[0])
-    os.close(descriptor)
-    return has_ended
-
-
-def group(number: int) -> list[psutil.Process]:
-    """Return the running processes of a group."""
-    running = []
-    for process in psutil.process_iter():
-        with suppress(ProcessLookupError, psutil.NoSuchProcess):
-            if os.getpgid(process.pid) == number and process.status() != psutil.STATUS_ZOMBIE:
-                running.append(process)
-    return running
-
-
-def has_own_shm(size: str) -> bool:
-    """Mount a private ``/dev/shm`` for this process and its children; return whether that is allowed."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    new_mounts, new_user, private = 0x20000, 0x10000000, (1 << 18) | (1 << 14)
-    if libc.unshare(new_mounts) and libc.unshare(new_user | new_mounts):
-        return False
-    libc.mount(b"none", b"/", None, private, None)
-    return not libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, f"size={size}".encode())
+if __name__ == "__main__":
+    main_program = None
+    try:
+        build_shards()
+        has_own_shm("1m")  # files of other programs there are no concern of a fault
+        faults = all_faults()
+        print(json.dumps(run({name: faults[name].cause for name in json.load(sys.stdin)}, float(sys.argv[1]))))
+    except Become as become:
+        main_program = become.main
+    if main_program is not None:
+        main_program()

@@ -1,18 +1,21 @@
-"""Pipelines and loaders that meet the faults of `fault_table`."""
+"""Pipelines and loaders that meet faults."""
 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
+import psutil
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes import ShardList, ShardReadingService
@@ -141,6 +144,10 @@ def pids(dl: DataLoader2[Any]) -> list[int]:
     return [worker.pid for worker in dl.reading_service.report().workers]
 
 
+def describe_error(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
 def take(dl: DataLoader2[Any], workers: int, items: Any = None) -> str:
     """Read an epoch; return the number of items, whether they were in order, and how the epoch ended."""
     taken: list[Any] = []
@@ -148,7 +155,7 @@ def take(dl: DataLoader2[Any], workers: int, items: Any = None) -> str:
         for item in iter(dl) if items is None else items:
             taken.append(item)  # noqa: PERF402 - what came before an error counts
     except Exception as error:
-        end = f"{type(error).__name__}: {error}"
+        end = describe_error(error)
     else:
         end = "end"
     wanted: list[Any] = expected(workers)
@@ -188,165 +195,80 @@ def nap_ignoring_signals() -> None:
     nap()
 
 
-class TwoArguments(Exception):
-    """An error that needs two arguments."""
-
-    def __init__(self, what: str, where: str) -> None:
-        super().__init__(what, where)
-
-
-class Stubborn(Exception):
-    """An error whose class cannot be pickled."""
-
-    __module__ = "nowhere"
-
-
-class Choosy(Exception):
-    """An error that cannot be constructed from a message."""
-
-    def __init__(self, number: Any) -> None:
-        super().__init__(int(number))
-
-
-class Aside(BaseException):
-    """An error that is not an `Exception`."""
-
-
 def refuse() -> NoReturn:
     raise LookupError("no such sample")
 
 
-def run_out() -> NoReturn:
-    raise MemoryError("no room")
-
-
-def recurse() -> object:
-    return recurse()
-
-
-def stop() -> NoReturn:
-    raise StopIteration
-
-
-def fail_with_two_arguments() -> NoReturn:
-    raise TwoArguments("no such", "sample")
-
-
-def fail_stubbornly() -> NoReturn:
-    raise Stubborn("cannot be imported")
-
-
-def fail_choosily() -> NoReturn:
-    raise Choosy(7)
-
-
-def fail_at_length() -> NoReturn:
-    raise LookupError("x" * 1_000_000)
-
-
-def fail_aside() -> NoReturn:
-    raise Aside("no exception")
-
-
-def interrupt() -> NoReturn:
-    raise KeyboardInterrupt
-
-
-def leave(code: Any) -> NoReturn:
-    sys.exit(code)
-
-
-def leave_at_once(code: int) -> NoReturn:
-    os._exit(code)
-
-
-def send(number: int) -> None:
-    os.kill(os.getpid(), number)
-    nap()
-
-
-def lock() -> object:
-    return threading.Lock()
-
-
-def nested_lock() -> object:
-    return {"jpg": b"", "meta": [1, threading.Lock()]}
-
-
-def ones() -> object:
-    return np.ones(1_000_000)
-
-
-class Sealed:
-    """Can be pickled, but not unpickled."""
-
-    def __init__(self, size: int) -> None:
-        self.data = np.zeros(size, np.uint8)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        raise LookupError("sealed")
-
-
-def fork_sleeper() -> None:
-    """Die and leave a process behind that inherits all open descriptors."""
-    if not os.fork():
-        nap()
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-class Refusing(Acting):
-    """Cannot be split."""
-
-    def apply_sharding(self, num_of_instances: int, instance_id: int, sharding_group: object = None) -> None:
-        raise LookupError(f"no shard for worker {instance_id}")
-
-
-class Eager(Acting):
-    """Has an ``__iter__`` that is not a generator."""
-
-    def __iter__(self) -> Iterator[Any]:
-        raise LookupError("raised by iter")
-
-
-class Numb(Acting):
-    """Has an ``__iter__`` that does not return an iterator."""
-
-    def __iter__(self) -> Iterator[Any]:
-        return 7  # type: ignore[return-value]  # as careless code does
-
-
-class Fragile(Acting):
-    """Cannot be unpickled in a spawned worker."""
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        if in_a_spawned_worker():
-            raise LookupError("not in a worker")
-        self.__dict__.update(state)
-
-
-def in_a_spawned_worker() -> bool:
-    return sys.modules["__main__"].__name__ == "__mp_main__"
-
-
-def init_fails(pipe: Any, info: Any) -> Any:
-    raise LookupError(f"no such disk in worker {info.worker_id}")
-
-
-def init_leaves(pipe: Any, info: Any) -> Any:
-    sys.exit(4)
-
-
-def init_stops(pipe: Any, info: Any) -> Any:
-    raise StopIteration
-
-
-def reset_fails(pipe: Any, info: Any, seeds: Any) -> Any:
-    raise LookupError(f"no such seed in worker {info.worker_id}")
-
-
-def reset_naps(pipe: Any, info: Any, seeds: Any) -> Any:
-    nap()
-
-
 #: Ways in which a worker may be busy.
 BUSY: dict[str, Act] = {"asleep": nap, "in C code": nap_in_c, "deaf to SIGTERM": nap_ignoring_signals}
+
+
+# waiting
+
+
+def await_busy() -> None:
+    """Wait until a worker of this program has begun to nap."""
+    while not busy_of(os.getpid()).exists():
+        time.sleep(0.005)
+
+
+def await_wait(*, is_main: bool = True) -> None:
+    """Wait until a thread and the loop of the main thread both wait for a worker."""
+
+    def functions(frame: Any) -> Iterator[str]:
+        while frame is not None:
+            yield f"{Path(frame.f_code.co_filename).name} {frame.f_code.co_name}"
+            frame = frame.f_back
+
+    main = threading.main_thread().ident
+    while True:
+        stacks = {ident: [*functions(frame)] for ident, frame in sys._current_frames().items()}
+        if any(stack[0] == "connection.py _wait" for stack in stacks.values()) and (
+            not is_main or "dataloader2.py __next__" in stacks[main or 0]
+        ):
+            return
+        time.sleep(0.005)
+
+
+def in_thread(*acts: Act) -> None:
+    """Call functions one after the other in a thread."""
+
+    def act() -> None:
+        for each in acts:
+            each()
+
+    threading.Thread(target=act, daemon=True).start()
+
+
+# killing a worker
+
+
+def killed(moment: str, pipe: IterDataPipe[Any], workers: int, prefetch: int, top: str, **options: Any) -> str:
+    """Kill the last worker at some point; return the result of this epoch, or of the next one.
+
+    "At rest", the worker has prefetched up to its limit, or all items.
+    """
+    last = workers - 1
+    with loader(pipe, workers, prefetch, top, **options) as dl:
+        items: Any = iter(dl)
+        victim = pids(dl)[last]
+        if moment == "sending":
+            items = itertools.chain([next(items) for _ in range(3)], items)
+        elif moment == "waited for":
+            begun = [next(items) for _ in range(workers)]  # each worker has opened a shard
+            in_thread(await_busy, partial(os.kill, victim, signal.SIGKILL))
+            return take(dl, workers, itertools.chain(begun, items))
+        elif moment == "between epochs":
+            assert take(dl, workers, items) == "60; end"
+        elif moment in ("at rest", "in shutdown"):
+            for _ in range(workers):  # one item of each worker, so that each worker has opened a shard
+                next(items)
+            if moment == "in shutdown":
+                in_thread(partial(os.kill, victim, signal.SIGKILL))
+                return "shut down"
+            while psutil.Process(victim).status() != psutil.STATUS_SLEEPING:
+                time.sleep(0.01)
+        elif moment == "in reset":
+            await_busy()
+        os.kill(victim, signal.SIGKILL)
+        return take(dl, workers, items if moment in ("at once", "in reset", "sending") else None)

@@ -1,4 +1,4 @@
-"""Faults of a `ShardReadingService` cause the right error at the right position, no leftovers and no hang."""
+"""Each fault causes the right error at the right position, no leftovers and no hang."""
 
 import json
 import os
@@ -9,11 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import fault_table
+import fault_runner
 import pytest
-from fault_table import FAULTS, NONE_OPENED, PROGRAMS, Fault, died
+from fault_table import NONE_OPENED, all_faults, died
 
 Result = dict[str, Any]
+
+FAULTS = all_faults()
 
 #: The time limit of a fault, in seconds. Only a hang, or spawning on a busy machine, takes this long.
 LIMIT_S = 300
@@ -29,7 +31,7 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
     def run(names: list[str]) -> None:
         ran = subprocess.run(
-            [sys.executable, fault_table.__file__, str(LIMIT_S)],
+            [sys.executable, fault_runner.__file__, str(LIMIT_S)],
             env={**os.environ, "FAULTS_FOLDER": str(tmp_path_factory.mktemp("faults"))},
             input=json.dumps(names),
             capture_output=True,
@@ -42,7 +44,7 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     def result_of(name: str) -> Result:
         if not done:
             chosen = {each.callspec.params.get("name") for each in request.session.items if hasattr(each, "callspec")}
-            run([each for each in FAULTS | PROGRAMS if each in chosen])
+            run([each for each in FAULTS if each in chosen])
         if name not in done:
             run([name])
         return done[name]
@@ -50,23 +52,15 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return result_of
 
 
-def check(fault: Fault, result: Result) -> None:
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_reported_and_leaves_nothing(name: str, results: Callable[[str], Result]) -> None:
+    fault, result = FAULTS[name], results(name)
     assert re.fullmatch(fault.says, result["outcome"], re.DOTALL), result["outcome"]
     assert re.fullmatch(fault.noise, result["noise"], re.DOTALL), result["noise"]
     if fault.left is None:
         assert result["left"] == []
     else:
         assert all(re.fullmatch(fault.left, each) for each in result["left"]), result["left"]
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_reported_and_leaves_nothing(name: str, results: Callable[[str], Result]) -> None:
-    check(FAULTS[name], results(name))
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_ends_with_its_workers(name: str, results: Callable[[str], Result]) -> None:
-    check(PROGRAMS[name], results(name))
 
 
 def test_the_outcome_depends_on_the_number_of_descriptors(results: Callable[[str], Result]) -> None:

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import faulty_pipelines
 import pytest
+from sweeps import WHOLE
 
 #: The number of loaders, and of epochs of each kind.
-CYCLES = int(os.environ.get("SOAK_CYCLES", "120"))
-EPOCHS = int(os.environ.get("SOAK_EPOCHS", "60"))
+CYCLES = 1000 if WHOLE else 120
+EPOCHS = 100 if WHOLE else 60
 PARTS = 2
 
 #: The growth of a process allowed in two thirds of its run, in bytes: as much as its memory fluctuates.
@@ -25,8 +25,7 @@ pytestmark = [pytest.mark.timeout(3600), pytest.mark.alone]
 def soak(folder: Path, *arguments: list[str]) -> list[dict[str, Any]]:
     """Run the script with several lists of arguments at the same time."""
     script = Path(__file__).with_name("service_soak.py")
-    support = os.pathsep.join(filter(None, [str(Path(faulty_pipelines.__file__).parent), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "FAULTS_FOLDER": str(folder), "PYTHONPATH": support}
+    environment = {**os.environ, "FAULTS_FOLDER": str(folder)}
     running = [
         subprocess.Popen(
             [sys.executable, script, *each], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -1,25 +1,34 @@
-"""Real ranks of torch.distributed with gloo: the items of each rank, and the errors when one is lost."""
+"""Real ranks of torch.distributed with gloo: the items of each rank, and what they leave in the store.
+
+Ranks that are lost are in `rank_faults`.
+"""
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import os
-import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torchdata.dataloader2 import DataLoader2
+import torch.distributed as dist
+from forked_ranks import on_ranks
+from torch._C._distributed_c10d import HashStore
+from torch.distributed import distributed_c10d
+from torch.utils.data import IterDataPipe
+from torchdata.dataloader2 import DataLoader2, DistributedReadingService, SequentialReadingService
 from torchdata.datapipes.iter import IterableWrapper
 
-from wds_datapipes import ShardReadingService
+from wds_datapipes import ShardList, ShardReadingService
 from wds_datapipes.testing import build_shard
 
-SCRIPT = Path(__file__).with_name("ranks_scenarios.py")
+SCRIPT = Path(__file__).with_name("restarted_ranks.py")
 
 #: The number of samples in each shard; there are fewer shards than workers of four ranks, with two each.
 SIZES = (5, 1, 9, 2, 30, 3, 4)
@@ -28,17 +37,117 @@ KEYS = {f"{shard}/{number}" for shard, size in enumerate(SIZES) for number in ra
 RANKS = 4
 WORKERS = (0, 2)
 
-#: The number of items of each rank in the scenarios.
+#: The number of items of each rank.
 SHARE = 20
 
-#: The time limit of all scenarios together, in seconds: some minutes on a busy machine.
+#: The time limit of a program, in seconds: some minutes on a busy machine.
 LIMIT_S = 400
-
-# The fixtures run many scenarios at once.
-pytestmark = pytest.mark.timeout(2 * LIMIT_S)
 
 Results = list[dict[str, Any]]
 Sample = list[Any]  # its key, and the seed of a stage after the split
+
+
+class Seeded(IterDataPipe[list[Any]]):
+    """Yields each sample's key, and the seed of this stage."""
+
+    def __init__(self, source: IterDataPipe[dict[str, Any]]) -> None:
+        self.source = source
+        self.seed = 0
+
+    def set_seed(self, seed: int) -> Seeded:
+        self.seed = seed
+        return self
+
+    def __iter__(self) -> Any:
+        for sample in self.source:
+            yield [sample["__key__"], self.seed]
+
+
+def samples(urls: list[str]) -> IterDataPipe[Any]:
+    return Seeded(ShardList(urls).shuffle().sharding_filter().load_wds_shards().group_samples())
+
+
+def numbers(total: int) -> IterDataPipe[int]:
+    pipe: IterDataPipe[int] = IterableWrapper(range(total), deepcopy=False).sharding_filter()
+    return pipe
+
+
+def load(pipe: IterDataPipe[Any], workers: int = 2) -> DataLoader2[Any]:
+    return DataLoader2(pipe, reading_service=ShardReadingService(workers, timeout_s=60, distributed=True))
+
+
+def read(loader: DataLoader2[Any], epochs: int, seed: int | None = None) -> list[list[Any]]:
+    with loader:
+        if seed is not None:
+            loader.seed(seed)
+        return [list(loader) for _ in range(epochs)]
+
+
+def stored() -> int:
+    """Return the number of keys in the store of the ranks, when no rank changes it."""
+    dist.barrier()
+    count: int = distributed_c10d._get_default_store().num_keys()
+    dist.barrier()
+    return count
+
+
+def no_waiting(rank: int, workers: int, folder: Path) -> int:
+    """Let rank 1 take its first item after all the others have taken their last one; return how many it gets."""
+    done = [folder / f"{other} has read {workers}" for other in range(RANKS)]
+    with load(numbers(RANKS * 10_000), workers) as loader:
+        iterator = iter(loader)
+        while rank == 1 and not all(path.exists() for path in (done[0], *done[2:])):
+            time.sleep(0.02)
+        count = sum(1 for _ in iterator)
+        done[rank].touch()
+    return count
+
+
+def read_together(rank: int, urls: list[str], folder: Path) -> dict[str, Any]:
+    seen: dict[str, Any] = {}
+    for workers in WORKERS:
+        # The seed of rank 0 decides.
+        seed = 7 if rank == 0 else None
+        seen[f"seeded {workers}"] = read(load(samples(urls), workers), 3, seed)
+        seen[f"one shard {workers}"] = read(load(samples(urls[:1]), workers), 2)
+        service = SequentialReadingService(DistributedReadingService(), ShardReadingService(workers))
+        seen[f"sequential {workers}"] = read(DataLoader2(samples(urls), reading_service=service), 2, seed)
+        gc.collect()  # torchdata's FullSync is in a cycle, and blocks forever if a starting thread collects it
+        seen[f"no waiting {workers}"] = no_waiting(rank, workers, folder)
+
+    before = stored()
+    with load(numbers(RANKS)) as train, load(numbers(2 * RANKS), 0) as validation:
+        seen["two services"] = [[list(train), list(validation)] for _ in range(3)]
+        early = stored()
+        for _ in range(10):
+            list(train), list(validation)
+        late = stored()
+    seen["keys"] = {"grown": late - early, "left": stored() - before}
+
+    with load(numbers(RANKS * SHARE)) as loader:
+        seen["before a fork"] = list(loader)
+        if (child := os.fork()) == 0:
+            loader.shutdown()
+            os._exit(0)
+        os.waitpid(child, 0)
+        seen["after a fork"] = list(loader)
+    never = load(numbers(RANKS))
+    del never
+    with load(numbers(RANKS)):
+        pass
+
+    loader = load(numbers(RANKS * SHARE))
+    iterator = iter(loader)
+    first = [next(iterator)]
+    dist.barrier()
+    dist.destroy_process_group()
+    seen["no group"], seen["still no group"] = first + list(iterator), list(loader)
+    loader.shutdown()
+    try:
+        list(load(numbers(RANKS)))
+    except RuntimeError as error:
+        seen["no group any more"] = str(error)
+    return seen
 
 
 def torchrun(ranks: int, *arguments: str | Path) -> None:
@@ -49,62 +158,14 @@ def torchrun(ranks: int, *arguments: str | Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def forked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the results of the ranks in all scenarios."""
-    folder = tmp_path_factory.mktemp("forked")
-    for shard, size in enumerate(SIZES):
+def together(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """The results of each rank of a run."""
+    folder = tmp_path_factory.mktemp("together")
+    urls = [
         build_shard(folder / f"{shard}.tar", [{"__key__": f"{shard}/{number}", "cls": "0"} for number in range(size)])
-    subprocess.run([sys.executable, SCRIPT, "forked", folder], check=True, timeout=LIMIT_S)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def together(forked: Path) -> Results:
-    """The results of each rank of a run in which no rank is lost."""
-    outcome = Outcome(forked / "together")
-    assert outcome.codes == [0] * RANKS
-    return outcome.results
-
-
-class Outcome:
-    """The results of the ranks of a scenario.
-
-    Attributes:
-        results: the results of each rank; empty for one that could not write them.
-        codes: the exit code of each.
-        stderr: the standard error of each.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        codes = {int(rank): code for rank, code in json.loads((folder / "codes.json").read_text()).items()}
-        self.ranks = range(len(codes))
-        self.codes = [codes[rank] for rank in self.ranks]
-        files = [folder / f"{rank}.json" for rank in self.ranks]
-        self.results: Results = [json.loads(file.read_text()) if file.exists() else {} for file in files]
-        self.stderr = [(folder / f"{rank}.stderr").read_text() for rank in self.ranks]
-
-    def share(self, rank: int) -> list[int]:
-        """Return the items of a rank in an epoch, with any number of workers, in order."""
-        world = len(self.ranks)
-        return [number for number in range(world * SHARE) if number % world == rank]
-
-    def check_survivors(self, lost: int, message: str, workers: int = 2) -> None:
-        """Check that all ranks but one read an epoch to its end, and then get an error that names the lost rank."""
-        for rank in self.ranks:
-            if rank != lost:
-                results = self.results[rank]
-                assert [sorted(epoch) for epoch in results["epochs"]] == [self.share(rank), []]
-                what = "RankLostError: The ranks cannot begin epoch 2 of a ShardReadingService together: "
-                assert re.fullmatch(re.escape(what) + message, results["error"])
-
-    def check_whole(self, epochs: int = 1) -> None:
-        """Check that all ranks read all epochs to their end without an error."""
-        for rank in self.ranks:
-            results = self.results[rank]
-            assert "error" not in results
-            assert [sorted(epoch) for epoch in results["epochs"]] == epochs * [self.share(rank)]
-            assert "Traceback" not in self.stderr[rank]
-            assert self.codes[rank] == 0
+        for shard, size in enumerate(SIZES)
+    ]
+    return on_ranks(RANKS, lambda rank: read_together(rank, urls, folder))
 
 
 def keys(samples: Iterable[Sample]) -> list[str]:
@@ -205,76 +266,26 @@ def test_the_error_without_a_process_group_says_what_is_needed(together: Results
 
 
 def test_ranks_restarted_by_torchrun_ignore_their_previous_state(tmp_path: Path) -> None:
-    torchrun(2, "--max-restarts", "1", SCRIPT, "restarted", tmp_path)
-    results = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
-    assert any(name.endswith("gate") for name in results[0]["found"])
-    for ranks in zip(*(each["epochs"] for each in results), strict=True):
+    torchrun(2, "--max-restarts", "1", SCRIPT, tmp_path)
+    assert any(name.endswith("gate") for name in (tmp_path / "found").read_text().split())
+    epochs = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    for ranks in zip(*epochs, strict=True):
         assert sorted(itertools.chain(*ranks)) == list(range(2 * SHARE))
 
 
-WAITED = r"rank \d waited 6 s \(timeout_s\) for rank {}, dead or busy elsewhere\."
-ENDED = r"rank {} has ended its service\."
-FAILED = r"rank {} has ended its service after {}\."
+def read_alone(rank: int) -> tuple[list[list[int]], dict[str, int]]:
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    before = stored()
+    with load(numbers(SHARE)) as loader:
+        loader.seed(7)
+        epochs = [list(loader)]
+        early = stored()
+        epochs += [list(loader) for _ in range(9)]
+        grown = stored() - early
+    return epochs, {"grown": grown, "left": stored() - before}
 
 
-GONE = (
-    r"the process group's store does not respond \(Dist.*Error: .+\): rank 0 or torchrun, which hosts it, has ended\."
-)
-SILENT = (
-    r"the process group's store has not responded for 6 s \(timeout_s\): rank 0 or torchrun, which hosts it, is "
-    r"unreachable\."
-)
-
-
-@pytest.mark.parametrize(
-    ("scenario", "workers", "who", "code", "message"),
-    [
-        ("killed", 2, 1, -9, WAITED.format(1)),
-        ("killed without workers", 0, 1, -9, WAITED.format(1)),
-        ("killed at the gate", 2, 1, -9, WAITED.format(1)),
-        ("killed with the store", 2, 0, -9, GONE),
-        ("silent store", 2, 0, -9, SILENT),
-        ("exits", 2, 1, 3, ENDED.format(1)),
-        ("fails", 2, 1, 1, FAILED.format(1, "LookupError: no such label")),
-        ("bad sample", 2, 1, 0, FAILED.format(1, r"ValueError: Caught .+ process \d\.")),
-        ("epochs differ", 2, 0, 0, ENDED.format(0)),
-    ],
-)
-def test_a_lost_rank_is_named(forked: Path, scenario: str, workers: int, who: int, code: int, message: str) -> None:
-    outcome = Outcome(forked / scenario)
-    outcome.check_survivors(who, message, workers)
-    assert outcome.codes[who] == code
-    if scenario == "fails":
-        assert "Exception ignored" not in "".join(outcome.stderr)
-    elif scenario == "bad sample":
-        assert re.match(r"ValueError: .*is no sample", outcome.results[1]["error"], re.DOTALL)
-
-
-def test_ranks_that_do_not_start_are_named(forked: Path) -> None:
-    outcome = Outcome(forked / "cannot start")
-    message = "RankLostError: The ranks cannot begin epoch 1 of a ShardReadingService together: " + FAILED
-    assert outcome.results[1]["error"] == "OSError: no such disk"
-    for rank in (0, 2):
-        assert re.fullmatch(message.format(1, "OSError: no such disk"), outcome.results[rank]["error"])
-    for results in Outcome(forked / "never starts").results[1:]:
-        assert re.fullmatch(rf"RankLostError: The ranks cannot start .+ together: {WAITED.format(0)}", results["error"])
-
-
-@pytest.mark.parametrize(
-    ("scenario", "epochs"),
-    [("ends first", 1), ("ends first with the store", 1), ("without shutdown", 2), ("file store", 3)],
-)
-def test_ranks_end_when_they_are_done_without_affecting_others(forked: Path, scenario: str, epochs: int) -> None:
-    Outcome(forked / scenario).check_whole(epochs)
-
-
-def test_a_waiting_rank_can_be_interrupted_and_retry(forked: Path) -> None:
-    outcome = Outcome(forked / "interrupted")
-    assert all(results["all have come"] for results in outcome.results)
-    outcome.check_whole(3)
-
-
-def test_a_single_rank_reads_everything(forked: Path) -> None:
-    outcome = Outcome(forked / "alone, HashStore")
-    outcome.check_whole(10)
-    assert outcome.results[0]["keys"] == {"grown": 0, "left": 0}
+def test_a_single_rank_reads_everything() -> None:
+    ((epochs, keys),) = on_ranks(1, read_alone)
+    assert [sorted(epoch) for epoch in epochs] == 10 * [[*range(SHARE)]]
+    assert keys == {"grown": 0, "left": 0}
