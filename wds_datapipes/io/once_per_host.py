@@ -40,6 +40,8 @@ _inherited: list[Any] = []
 def share_on_host(action: str, compute: Compute[T], *facts: object) -> T:
     """Return the result of a function that one rank on this host calls for all of them.
 
+    This saves the work and the requests of the others. `Ranks` is for what each rank has on its own, and must be equal.
+
     Without a process group, each process calls it. Otherwise, the first rank locks a file in the folder for temporary
     files and writes the result to it. If that rank fails or dies, the next one calls the function. Ranks share a result
     only if their calls have the same facts and follow the same number of earlier calls and of collective operations,

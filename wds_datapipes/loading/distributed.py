@@ -63,6 +63,9 @@ _numbers = Counter[str]()
 class Ranks:
     """The ranks of a run, which agree through the store of the default process group.
 
+    This compares what each rank has on its own, and waits for all of them. `share_on_host` is for what one rank of a
+    host computes for the others.
+
     `compare` does not wait. The ranks of a `ShardReadingService` also meet when it starts and at the beginning of each
     epoch, but send nothing per item. All ranks, including those that read the same data, as in tensor parallelism, must
     then start their services in the same order, because all of them use the seed of rank 0.
