@@ -67,6 +67,7 @@ CALLED: dict[str, dict[str, str]] = {
     "index/format/index_lookup.py": {"access": "IndexedSamples read_table", "indexing": "AccessOptions"},
     "index/order/batch_share.py": {"remainder": "IndexedSamples"},
     "index/order/substitutes.py": {"select": "IndexedSamples"},
+    "index/order/lanes.py": {"lanes": "IndexedSamples"},
     "index/order/join.py": {"missing": "Join"},
     "index/read/assemble.py": {"fields": "IndexedSamples"},
     "index/order/select.py": {"order": "IndexedSamples"},
@@ -90,7 +91,7 @@ CALLED: dict[str, dict[str, str]] = {
     "loading/workers/pool.py": {"num_workers": "ShardReadingService"},
     "pipes/sharding.py": {"global_batch_size": "IndexedSamples"},
     "parallel/executors.py": {"executor": "convert_shards build_indexes"},
-    "pipes/samples/indexed_samples.py": {"lanes": "IndexedSamples", "epoch": "IndexedSamples"},
+    "pipes/samples/indexed_phases.py": {"epoch": "IndexedSamples"},
     "pipes/shards/shard_reading.py": {"open_shards": "load_wds_shards load_wds_records"},
     "pipes/shards/cache_wds_shards.py": {"max_bytes": "cache_wds_shards"},
     "pipes/shards/listing.py": {"buffer_size": ""},  # of torch's stage

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from wds_datapipes.index.order.permutation import Numbers
+from wds_datapipes.types import Instance
+from wds_datapipes.user_warnings import warn_user
+
+if TYPE_CHECKING:
+    from wds_datapipes.index.order.indexed_shards import IndexedShards
+    from wds_datapipes.index.order.sample_order import Order
+
+#: A stage warns if it must sort more samples than this for each one that it yields; sorting 256 takes about 0.1 ms.
+MANY_SORTED = 256
 
 
 def lane_starts(count: int, lanes: int, *, passes: int = 0) -> Numbers:
@@ -40,6 +51,33 @@ def check_lanes(lanes: int, batch: int | None, count: int) -> None:
         raise ValueError(
             f"lanes={lanes} is too large, because each lane needs at least one sample of an epoch. Choose at most "
             f"{count}, the number of samples"
+        )
+
+
+def warn_of_costs(shards: IndexedShards, order: Order, lanes: int, window_shards: int, instance: Instance) -> None:
+    """Warn if a worker sorts far more samples than it yields, or reads from more shards than it keeps open.
+
+    Args:
+        shards: the shards of an epoch.
+        order: its order.
+        lanes: the number of its lanes.
+        window_shards: the number of shards in a window.
+        instance: the rank and the worker.
+    """
+    ranks, others = instance.ranks, instance.count // lanes
+    if shards.lengths is not None and others >= MANY_SORTED and ranks > lanes:
+        warn_user(
+            f"bucket_by sorts whole windows of a lane. With lanes={lanes}, a worker of {ranks} ranks sorts about "
+            f"{others} samples for each one that it yields, which takes about {others / 2000:.1f} ms. Choose at least "
+            f"lanes={ranks}"
+        )
+    own, most = -(-lanes // ranks), shards.most_open
+    needed = own * min(window_shards, len(shards.sizes) // lanes + 1)
+    if lanes > 1 and order == "window" and needed > most:
+        warn_user(
+            f"Each rank has {own} of {lanes} lanes, so its batches have samples of {needed} shards, but each of its "
+            f"workers keeps {most} open: most samples open a shard again. Choose smaller windows with "
+            f"EpochOptions(window_shards=), fewer lanes, or AccessOptions(open_shards={needed})"
         )
 
 

@@ -1,39 +1,51 @@
-"""The phases of a run of indexed samples: which part of an order each step reads, and how a run is amended."""
+"""The phases of a run of indexed samples: in which order an epoch reads them, and how a run is amended."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from wds_datapipes.epoch import NO_EPOCH, Epoch
 from wds_datapipes.errors import StateError
+from wds_datapipes.index.format.options import EpochOptions
 from wds_datapipes.index.order.batch_share import BatchShare, Remainder, RestOfEpoch
 from wds_datapipes.index.order.indexed_shards import IndexedShards
 from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.order.phase import Phase
 from wds_datapipes.index.order.phase_records import check_amendment, phases_in, record_of
+from wds_datapipes.index.order.sample_order import LaneOrder, Order
 from wds_datapipes.index.order.timeline import RunTimeline
+from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.received_epochs import Left, ReceivedEpochs
 from wds_datapipes.types import Instance
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
-class PhasedSamples:
+
+class PhasedSamples(SeededStage):
     """The phases of a run, and the global batches and steps that follow from them.
 
     Attributes:
         timeline: the phases of the run, and the epochs that the loop has received.
         number: the number of the epoch.
+        run_seed: the seed of the order in the first epoch of the run.
     """
 
+    order: Order
     lanes: int
     remainder: Remainder
+    epoch: EpochOptions
     global_batch_size: int | None
     timeline: RunTimeline
     number: int
+    run_seed: int
+    shares_seed = True
     _first: int
+    _shuffles: bool
     _own_phase: Phase
     _shards: IndexedShards
 
@@ -42,10 +54,57 @@ class PhasedSamples:
         """The number of samples in the latest epoch."""
         return self.timeline.phase_of(self.number).count
 
+    def set_shuffle(self, shuffle: bool = True) -> Self:
+        """Turn shuffling on or off; loaders call this."""
+        self._shuffles = shuffle
+        return self
+
+    def phased_source(self) -> Self:
+        """Return the stage, which has the phases and exclusions of a run."""
+        return self
+
     def timeline_of(self, phases: Sequence[Phase], received: ReceivedEpochs | None = None) -> RunTimeline:
         """Return the timeline of a run with some phases, whose loop has received some epochs; by default, as known."""
         received = self.timeline.received if received is None else received
         return RunTimeline(phases, self.lanes, drops=self.remainder == "drop", received=received)
+
+    def order_of_epoch(self, *, following: bool = False) -> LaneOrder:
+        """Return the order of the epoch whose seed was set last, or of the following one, if its seed is known.
+
+        Raises:
+            RuntimeError: weights change by step, but the loader does not count steps.
+        """
+        order = self.order if self._shuffles else "sequential"
+        if following:
+            seed, number = self.next_seed or 0, self.number + 1
+        else:
+            seed, known = 0 if order == "sequential" else self.take_seed(), self.take_epoch()
+            if known is not None and self._first not in (-1, known.first):  # another run begins
+                self.load_phases([])
+            self._check_schedule(known)
+            self.run_seed, self.number = seed, 0
+            if known is not None:
+                self.run_seed, self.number = self.first_seed or 0, known.number
+                self.timeline = self.timeline_of(self.timeline.phases, known.received)
+            number = self.number
+        return self._shards.order_of(self.timeline, number, order, self.epoch, seed=seed, run=self.run_seed)
+
+    def _check_schedule(self, epoch: Epoch | None) -> None:
+        """Check that the steps of a run are known if its weights change by step."""
+        if all(len(phase.points or ()) <= 1 for phase in self.timeline.phases):
+            return
+        if epoch is None:
+            raise RuntimeError(
+                "The weights change by step, but the steps of the run are not counted here. Read with "
+                "StatefulShards, or with DataLoader2, ShardReadingService and a seed, and without a later stage "
+                "that restarts IndexedSamples, such as .with_epoch() or .mix_samples(). To set the length of an "
+                "epoch, pass epoch=EpochOptions(samples=n); to mix, pass all datasets to IndexedSamples"
+            )
+        if not epoch.received.follows:
+            raise RuntimeError(
+                f"The weights change by step, so each epoch must follow the previous one, but set_epoch() has selected "
+                f"epoch {epoch.number}. Call it with the number of the next epoch, or not at all"
+            )
 
     def first_phase(self) -> dict[str, Any]:
         """Return the record of the first phase of a run that begins with this pipeline."""

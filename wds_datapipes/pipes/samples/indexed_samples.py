@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 
 from wds_datapipes.arguments import check_choice, check_fields, check_integer, check_optional_integer
-from wds_datapipes.epoch import Epoch
 from wds_datapipes.errors import EmptySourceError, plural
 from wds_datapipes.index.format.index_lookup import shard_sizes
 from wds_datapipes.index.format.manifest import Manifest
 from wds_datapipes.index.format.options import AccessOptions, EpochOptions, Join
-from wds_datapipes.index.order.batch_share import WHOLE_EPOCH, BatchShare, Remainder, RestOfEpoch, rest_of_epoch
+from wds_datapipes.index.order.batch_share import WHOLE_EPOCH, BatchShare, Remainder
 from wds_datapipes.index.order.exclusions import Exclusions
 from wds_datapipes.index.order.indexed_shards import IndexedShards
-from wds_datapipes.index.order.lanes import check_lanes
+from wds_datapipes.index.order.lanes import check_lanes, warn_of_costs
 from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.order.phase import Phase
-from wds_datapipes.index.order.sample_order import LaneOrder, Order
+from wds_datapipes.index.order.sample_order import Order
 from wds_datapipes.index.order.select import Select
 from wds_datapipes.index.order.substitutes import Substitutes
 from wds_datapipes.index.order.weight_schedule import Weights, check_schedule
@@ -32,29 +31,21 @@ from wds_datapipes.index.read.epoch import read_epoch
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.pipes.foreign_calls import explain_samplers
 from wds_datapipes.pipes.groups import Groups
-from wds_datapipes.pipes.instance import instance_in
 from wds_datapipes.pipes.samples.indexed_dataset import IndexedDataset
-from wds_datapipes.pipes.samples.indexed_phases import PhasedSamples
-from wds_datapipes.pipes.sharding import SplittingStage, warn_of_copies
-from wds_datapipes.pipes.stage import SnapshotStage
-from wds_datapipes.pipes.state.seeding import SeededStage
+from wds_datapipes.pipes.samples.indexed_share import SharedSamples
+from wds_datapipes.pipes.sharding import warn_of_copies
 from wds_datapipes.received_epochs import ReceivedEpochs
 from wds_datapipes.samples.fields import PADDING_MARK
-from wds_datapipes.shards.held_samples import NONE_AWAITED, Awaited
-from wds_datapipes.shards.position import Resharding, SamplePosition
+from wds_datapipes.shards.held_samples import NONE_AWAITED
+from wds_datapipes.shards.position import SamplePosition
 from wds_datapipes.signatures import spelled_for
-from wds_datapipes.types import Instance, Sample
-from wds_datapipes.user_warnings import warn_user
-
-#: The stage warns if it must sort more samples than this for each one that it yields; sorting 256 takes about 0.1 ms.
-MANY_SORTED = 256
-
+from wds_datapipes.types import Sample
 
 Shards: TypeAlias = "Manifest | str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
 """The shards of a dataset: a manifest, a pattern, or URLs."""
 
 
-class IndexedSamples(PhasedSamples, SeededStage, SplittingStage[Sample], SnapshotStage[Sample]):
+class IndexedSamples(SharedSamples):
     """Read samples by index in one global order, with equal batches on every rank and an exact length.
 
     The order of an epoch depends only on the sizes of the shards and the epoch's seed, which the loader passes to all
@@ -134,9 +125,6 @@ class IndexedSamples(PhasedSamples, SeededStage, SplittingStage[Sample], Snapsho
         (10, b'4')
     """
 
-    shares_seed = True
-    has_position = True
-    can_reshard = True
     argument_uses: ClassVar = dict.fromkeys(("shards", "weights", "global_batch_size", "fields", "on_error"), "free")
 
     def __init__(
@@ -221,28 +209,6 @@ class IndexedSamples(PhasedSamples, SeededStage, SplittingStage[Sample], Snapsho
         #: The number of the epoch.
         self.number = 0
 
-    def set_shuffle(self, shuffle: bool = True) -> IndexedSamples:
-        """Turn shuffling on or off; loaders call this."""
-        self._shuffles = shuffle
-        return self
-
-    def phased_source(self) -> IndexedSamples:
-        """Return the stage, which has the phases and exclusions of a run."""
-        return self
-
-    def can_rotate(self) -> bool:
-        """Whether `rotate_assignment` can give it another worker's share; batches have fixed shares."""
-        return False
-
-    def is_even(self) -> bool:
-        """Whether the ranks stay in step."""
-        return not self._leaves_holes
-
-    @property
-    def _leaves_holes(self) -> bool:
-        """Whether it leaves out samples that are excluded or cannot be read, instead of replacing them."""
-        return self.remainder == "keep" and (self.on_error != "raise" or bool(self.exclusions))
-
     @property
     def dataset(self) -> IndexedShards:
         """The shards, with their names and their numbers of samples."""
@@ -261,17 +227,10 @@ class IndexedSamples(PhasedSamples, SeededStage, SplittingStage[Sample], Snapsho
         """Return a sample by its number in the order of the shards."""
         return self._readers.read([number])[0]
 
-    def __len__(self) -> int:
-        """Return the number of samples of an epoch in this process."""
-        if self._leaves_holes:
-            what = "exclude=" if self.exclusions else f"on_error={self.on_error!r}"
-            raise TypeError(f"IndexedSamples has no length, because {what} may skip samples")
-        return len(self._share())
-
     def __iter__(self) -> Iterator[Sample]:
         warn_of_copies(self)
         if is_first := self._instance.is_first:
-            self._warn_of_costs()
+            warn_of_costs(self._shards, self.order, self.lanes, self.epoch.window_shards, self._instance)
         order = self.order_of_epoch()
         (done, self._rest, again), self._loaded = self._loaded or (0, WHOLE_EPOCH, NONE_AWAITED), None
         first = np.array(sorted(each.start for each in again), np.int64)
@@ -325,113 +284,3 @@ class IndexedSamples(PhasedSamples, SeededStage, SplittingStage[Sample], Snapsho
                 first = next(self._share().positions())
                 self._readers.open_ahead(reader, self.order_of_epoch(following=True).find(first), self.counters)
                 seed = None
-
-    def _warn_of_costs(self) -> None:
-        """Warn if a worker sorts far more samples than it yields, or reads from more shards than it keeps open."""
-        ranks = self._instance.ranks
-        others = self._instance.count // self.lanes
-        if self._shards.lengths is not None and others >= MANY_SORTED and ranks > self.lanes:
-            warn_user(
-                f"bucket_by sorts whole windows of a lane. With lanes={self.lanes}, a worker of {ranks} ranks sorts "
-                f"about {others} samples for each one that it yields, which takes about {others / 2000:.1f} ms. Choose "
-                f"at least lanes={ranks}"
-            )
-        lanes, most = -(-self.lanes // ranks), self._shards.most_open
-        shards = lanes * min(self.epoch.window_shards, len(self._shards.sizes) // self.lanes + 1)
-        if self.lanes > 1 and self.order == "window" and shards > most:
-            warn_user(
-                f"Each rank has {lanes} of {self.lanes} lanes, so its batches have samples of {shards} shards, but "
-                f"each of its workers keeps {most} open: most samples open a shard again. Choose smaller windows with "
-                f"EpochOptions(window_shards=), fewer lanes, or AccessOptions(open_shards={shards})"
-            )
-
-    def order_of_epoch(self, *, following: bool = False) -> LaneOrder:
-        """Return the order of the epoch whose seed was set last, or of the following one, if its seed is known.
-
-        Raises:
-            RuntimeError: weights change by step, but the loader does not count steps.
-        """
-        order = self.order if self._shuffles else "sequential"
-        if following:
-            seed, number = self.next_seed or 0, self.number + 1
-        else:
-            seed, known = 0 if order == "sequential" else self.take_seed(), self.take_epoch()
-            if known is not None and self._first not in (-1, known.first):  # another run begins
-                self.load_phases([])
-            self._check_schedule(known)
-            self.run_seed, self.number = seed, 0
-            if known is not None:
-                self.run_seed, self.number = self.first_seed or 0, known.number
-                self.timeline = self.timeline_of(self.timeline.phases, known.received)
-            number = self.number
-        return self._shards.order_of(self.timeline, number, order, self.epoch, seed=seed, run=self.run_seed)
-
-    def _check_schedule(self, epoch: Epoch | None) -> None:
-        """Check that the steps of a run are known if its weights change by step."""
-        if all(len(phase.points or ()) <= 1 for phase in self.timeline.phases):
-            return
-        if epoch is None:
-            raise RuntimeError(
-                "The weights change by step, but the steps of the run are not counted here. Read with "
-                "StatefulShards, or with DataLoader2, ShardReadingService and a seed, and without a later stage "
-                "that restarts IndexedSamples, such as .with_epoch() or .mix_samples(). To set the length of an "
-                "epoch, pass epoch=EpochOptions(samples=n); to mix, pass all datasets to IndexedSamples"
-            )
-        if not epoch.received.follows:
-            raise RuntimeError(
-                f"The weights change by step, so each epoch must follow the previous one, but set_epoch() has selected "
-                f"epoch {epoch.number}. Call it with the number of the next epoch, or not at all"
-            )
-
-    def _share(self, rest: RestOfEpoch = WHOLE_EPOCH) -> BatchShare:
-        """Return the share of this instance in the rest of an epoch."""
-        return self._share_of(self._instance, rest)
-
-    @property
-    def _instance(self) -> Instance:
-        return instance_in(self.groups)
-
-    def _share_of(self, instance: Instance, rest: RestOfEpoch) -> BatchShare:
-        return BatchShare(self._count, self.batch_of(instance.ranks), self.remainder, instance, rest, self.lanes)
-
-    def position_reader(self) -> Callable[[], SamplePosition]:
-        """Return a function that returns the position of the last sample yielded."""
-        return lambda: SamplePosition(0, self._position, self._position + 1)
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return the number of samples that this instance has yielded in the epoch, and the number of ranks."""
-        done, rest, _ = self._loaded or (self._done, self._rest, NONE_AWAITED)
-        state: dict[str, Any] = {"yielded": done, "ranks": self._instance.ranks}
-        if rest != WHOLE_EPOCH:
-            state["rest"] = rest.state_dict()
-        return state
-
-    def load_state_dict(self, state: Mapping[str, Any], again: Awaited = NONE_AWAITED) -> None:
-        """Load a state, from which the next iteration resumes.
-
-        Args:
-            state: the result of `state_dict`, or ``{}`` if only the samples of ``again`` remain.
-            again: the samples that later stages have buffered; they are yielded first.
-        """
-        rest = RestOfEpoch.from_state(state.get("rest"))
-        self._loaded = state.get("yielded", 0), rest, again
-
-    def is_alike_on_ranks(self, state: Mapping[str, Any], instance: Instance) -> bool:
-        """Whether the same worker on every rank has this state; the position in the epoch determines it."""
-        share = self._share_of(instance, RestOfEpoch.from_state(state.get("rest")))
-        return share.is_alike_on_ranks(state["yielded"])
-
-    def reshard_states(self, resharding: Resharding) -> list[dict[str, Any]]:
-        """Return the states from which a different number of instances resumes; they share the rest of the epoch."""
-        known = [state or {} for state in resharding.states]
-        # An instance that has not begun does not know the number. If none has begun, nothing depends on it.
-        ranks = next((state["ranks"] for state in known if state.get("yielded")), 1)
-        rest = RestOfEpoch.from_state(next((state["rest"] for state in known if "rest" in state), None))
-        workers = len(known) // ranks
-        shares = [
-            (self._share_of(Instance(number % ranks, ranks, number // ranks, workers), rest), state.get("yielded", 0))
-            for number, state in enumerate(known)
-        ]
-        held = chain.from_iterable(map(resharding.waiting, range(len(known))))
-        left = rest_of_epoch(shares, [position.start for position in held])
-        return [{"yielded": 0, "rest": left.state_dict()} for _ in resharding.own]
