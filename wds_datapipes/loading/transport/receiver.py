@@ -16,7 +16,8 @@ import numpy as np
 from wds_datapipes.loading.transport.flow_control import AHEAD_BYTES
 from wds_datapipes.loading.transport.protocol import COMMAND_BYTES, HEADER, INLINE, NUMBER, Command, Header, Kind
 from wds_datapipes.loading.transport.serialization import serialize, unpack
-from wds_datapipes.loading.transport.shared_memory import SegmentLender, StatusPage
+from wds_datapipes.loading.transport.shared_memory import SegmentLender
+from wds_datapipes.loading.transport.status_page import StatusPage
 
 #: If this many segments are lent, further items are copied out of their segments, because the loop may keep items, and
 #: segments are limited.

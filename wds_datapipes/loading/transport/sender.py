@@ -24,7 +24,8 @@ from wds_datapipes.loading.transport.serialization import (
     serialize,
     unpack,
 )
-from wds_datapipes.loading.transport.shared_memory import SegmentPool, StatusPage
+from wds_datapipes.loading.transport.shared_memory import SegmentPool
+from wds_datapipes.loading.transport.status_page import StatusPage, Work
 
 
 class ReceiverGone(Exception):
@@ -296,7 +297,8 @@ class Sender:
         self._waiting_s += time.perf_counter() - begin
 
     def _publish(self) -> None:
-        self.page.write(self.counters.figures(), self._items, self._bytes, self._making_s, self._waiting_s)
+        work = Work(self._items, self._bytes, self._making_s, self._waiting_s)
+        self.page.write(work, self.counters.figures())
 
     def _publish_retry(self) -> None:
         with self._lock:  # a prefetching thread may call this

@@ -6,8 +6,7 @@ import ctypes
 import itertools
 import os
 import weakref
-from collections import Counter, deque
-from collections.abc import Mapping
+from collections import deque
 from functools import partial
 
 import numpy as np
@@ -190,46 +189,3 @@ def _fork() -> None:
 
 
 at_fork("segments", before=_fork)
-
-
-#: A status page: numbers, figures with names of up to 96 bytes, and a text.
-PAGE = np.dtype([("numbers", "f8", 4), ("figures", [("name", "S96"), ("amount", "f8")], 64), ("text", "S4000")])
-
-
-class StatusPage:
-    """The status of a process, which it writes and another process reads without any synchronization.
-
-    A number is always read whole, but the text may be torn if it is read while it changes. Figures are numbers with
-    names; a page has room for 64 of them, and further ones are not published.
-
-    Args:
-        descriptor: the page of another process; it is closed here. By default, a new page is created.
-    """
-
-    def __init__(self, descriptor: int | None = None) -> None:
-        #: The descriptor to pass to the other process, which closes it.
-        self.descriptor = new_memory(PAGE.itemsize) if descriptor is None else descriptor
-        self._page = map_segment(self.descriptor, PAGE.itemsize).view(PAGE)[0]
-        self._numbers, self._figures = self._page["numbers"], self._page["figures"]
-        if descriptor is not None:
-            os.close(descriptor)
-
-    def write(self, figures: Mapping[str, float], *numbers: float) -> None:
-        """Publish figures, which keep their order, and items, bytes, and the seconds spent producing and waiting."""
-        self._numbers[:] = numbers
-        for place, (name, amount) in enumerate(itertools.islice(figures.items(), len(self._figures))):
-            self._figures[place] = name.encode(errors="replace"), amount
-
-    def read(self) -> tuple[list[float], Counter[str]]:
-        """Return the numbers and the figures written last."""
-        figures = {name.decode(errors="replace"): amount for name, amount in self._figures.tolist() if name}
-        return self._numbers.tolist(), Counter(figures)
-
-    @property
-    def text(self) -> str:
-        """A text, such as the name of the last opened shard."""
-        return bytes(self._page["text"]).decode(errors="replace")
-
-    def note(self, text: str) -> None:
-        """Publish a text."""
-        self._page["text"] = text.encode(errors="replace")

@@ -18,6 +18,7 @@ from wds_datapipes.loading.progress import LoopPosition
 from wds_datapipes.loading.report import WorkerReport, wait_bucket
 from wds_datapipes.loading.transport.protocol import Header, Kind
 from wds_datapipes.loading.transport.receiver import ReceivedMessage, Receiver
+from wds_datapipes.loading.transport.status_page import Work
 from wds_datapipes.loading.workers.exit_message import describe_exit
 from wds_datapipes.loading.workers.shutdown import is_running
 from wds_datapipes.system import POLLIN, POLLOUT, new_poll
@@ -176,14 +177,25 @@ class WorkerConnection:
         """Return statistics of the process so far."""
         self._read_status()
         page, received = self._receiver.page, self.position.earlier + self.position.delivered
-        (items, size, making_s, waiting_s), figures = ([0.0] * 4, Counter[str]()) if page is None else page.read()
+        work, figures = (Work(), Counter[str]()) if page is None else page.read()
         waited_s, waits = self.waited_s, Counter(self._waits)
         if (since := self._waiting_since) is not None:
             waited_s += time.monotonic() - since
             waits[wait_bucket(time.monotonic() - since)] += 1
         return WorkerReport(
-            *(self.name, self._pid, int(items), int(size), making_s, waiting_s, waited_s),
-            *(self.shard, self.skipped, received, int(items) - received, figures, waits),
+            name=self.name,
+            pid=self._pid,
+            items=int(work.items),
+            bytes=int(work.bytes),
+            making_s=work.making_s,
+            waiting_s=work.waiting_s,
+            waited_s=waited_s,
+            shard=self.shard,
+            skipped=self.skipped,
+            received=received,
+            ahead=int(work.items) - received,
+            figures=figures,
+            waits=waits,
         )
 
     @property

@@ -104,8 +104,17 @@ class LocalItems(LoopItems):
     def reports(self) -> list[WorkerReport]:
         """Return statistics of the items so far."""
         report = WorkerReport(
-            *("The main process", os.getpid(), self._items, 0, self._making_s, 0.0, self._making_s),
-            *(self.counters.shard, self.counters.skipped(), self._items, 0),
-            *(self.counters.figures(), Counter(self._waits)),
+            name="The main process",
+            pid=os.getpid(),
+            items=self._items,
+            bytes=0,
+            making_s=self._making_s,
+            waiting_s=0.0,
+            waited_s=self._making_s,
+            shard=self.counters.shard,
+            skipped=self.counters.skipped(),
+            received=self._items,
+            figures=self.counters.figures(),
+            waits=Counter(self._waits),
         )
         return [report]
