@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from error_facts import naming
 from torch._utils import ExceptionWrapper
 from torch.utils.data.datapipes.iter import IterableWrapper
 
@@ -70,3 +71,10 @@ def test_an_error_is_raised_by_its_situation(
 ) -> None:
     with pytest.raises(kind, match=text):
         situation(tmp_path)
+
+
+def test_tests_compare_whole_facts_of_messages_in_any_order() -> None:
+    message = "x.tar holds 'a',\nat byte 5120."
+    assert re.search(naming("'a'", "x.tar", 5120), message)
+    for other in ("'b'", 512, 120, "tar hold", "byte 512"):
+        assert not re.search(naming("x.tar", other), message)

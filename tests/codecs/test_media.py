@@ -9,6 +9,7 @@ import av
 import numpy as np
 import pytest
 import torch
+from error_facts import naming
 from media_files import (
     AUDIO_FILES,
     FRAMES,
@@ -228,7 +229,7 @@ def test_a_live_webm_file_does_not_know_its_size() -> None:
     frames, _, _ = VideoDecoder().decode(data)
     assert len(frames) == FRAMES
     for end in (-1, -50):
-        with pytest.raises(ValueError, match="the file is cut: the Matroska element at byte"):
+        with pytest.raises(ValueError, match=naming("Matroska")):
             VideoDecoder().decode(data[:end])
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import PIL.Image
 import pytest
 import zstandard
+from error_facts import naming
 from hypothesis import example, given
 from hypothesis import strategies as st
 from plain_codecs import encoded
@@ -262,7 +263,7 @@ def test_archives_that_never_reach_a_file_end(pieces: list[bytes], ignore_zeros:
 
 @pytest.mark.parametrize("piece", [PAX, GLOBAL_PAX, with_data(b"L", b"n" * 90), with_data(b"K", b"n" * 90)])
 def test_headers_that_never_reach_a_member_end(piece: bytes) -> None:
-    with pytest.raises(ReadLimitError, match="has 257 headers for one member, the last one at byte 262144, and"):
+    with pytest.raises(ReadLimitError, match=naming("257 headers", "byte 262144")):
         list(read_members(endless(piece, most=3 * MIB), shard="x.tar"))
 
 

@@ -9,6 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
+from error_facts import naming
 from site_server import Site
 
 from wds_datapipes import ShardList, Timeouts
@@ -45,7 +46,7 @@ def test_each_limit_is_a_positive_number() -> None:
         for value in (0, -1, float("inf")):
             with pytest.raises(ValueError, match=f"{field.name} must be a positive number of seconds, not {value!r}"):
                 Timeouts(**{field.name: value})
-    with pytest.raises(ValueError, match="timeout_s must be a positive number of seconds, not 0"):
+    with pytest.raises(ValueError, match=naming("timeout_s", "not 0")):
         ShardList("a.tar").load_wds_shards(timeout_s=0)
 
 

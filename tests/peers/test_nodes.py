@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torchdata.nodes as tn
+from error_facts import naming
 from numbered_shards import key_of, numbered_shards
 from page_blocks import ROOT
 from page_runs import PAGES_OF_PEERS, run_page
@@ -233,7 +234,7 @@ def test_states_that_cannot_be_loaded_say_why() -> None:
             dataset(state_after(node))
     with pytest.raises(StateError, match=r"This is not the state of a loader, .*dataset_node_states"):
         dataset(state_after(mixed(tn.StopCriteria.ALL_DATASETS_EXHAUSTED)))
-    with pytest.raises(StateError, match="with seed 7, but the seed here is 8"):
+    with pytest.raises(StateError, match=naming("seed 7", "seed here is 8")):
         PipelineNode(pipeline(), seed=8).reset(node_of().state_dict())
 
 

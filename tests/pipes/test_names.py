@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import webdataset
+from error_facts import naming
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 from webdataset.compat import FluidInterface
@@ -127,7 +128,7 @@ def test_python_compares_a_misspelt_name_with_those_that_exist() -> None:
 def test_an_unknown_decoder_is_compared_with_those_that_exist() -> None:
     with pytest.raises(ValueError, match=r"no decoder 'torchrbg8'\. Did you mean 'torchrgb8'\?"):
         SAMPLES.wds_decode("torchrbg8")
-    with pytest.raises(ValueError, match=r"'rbg8' is not an image spec; did you mean 'rgb8'\?"):
+    with pytest.raises(ValueError, match=naming("'rbg8'", "'rgb8'")):
         ImageDecoder("rbg8")
 
 
@@ -154,5 +155,5 @@ def test_every_keyword_reaches_the_class() -> None:
 
 
 def test_a_name_is_registered_once() -> None:
-    with pytest.raises(ValueError, match="cannot register Noted: another stage has the name 'batch'"):
+    with pytest.raises(ValueError, match=naming("Noted", "'batch'")):
         register_stage("batch")(Noted)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from error_facts import naming
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -70,9 +71,9 @@ def test_map_dict() -> None:
 def test_map_tuple() -> None:
     assert list(map_tuple([(1, 2), [3, 4]], [None, str])) == [(1, "2"), (3, "4")]
     assert list(map_tuple([(1, 2)], [str])) == [("1", 2)]
-    with pytest.raises(ValueError, match=r"map_tuple has 3 functions, but got 2 elements \(tuple\)"):
+    with pytest.raises(ValueError, match=naming("map_tuple", "3 functions", "2 elements", "tuple")):
         list(map_tuple([(1, 2)], [str, str, str], on_error="skip"))
-    with pytest.raises(TypeError, match="map_tuple needs tuples, but got a sample: put it after to_tuple"):
+    with pytest.raises(TypeError, match=naming("map_tuple", "sample", "to_tuple")):
         list(map_tuple([SAMPLE], [str], on_error="skip"))  # type: ignore[list-item]  # the mistake that is tested
 
 

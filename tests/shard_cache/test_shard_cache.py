@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import pytest
+from error_facts import naming
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -348,7 +349,7 @@ def test_a_reader_of_a_damaged_copy_keeps_its_data(folder: CacheFolder, store: S
 
 def test_a_short_download_is_retried_once_and_then_reported(folder: CacheFolder, store: Store) -> None:
     store.shards["a"] = b"a" * 1000
-    with pytest.raises(TruncatedShardError, match="store:a should have 1001 bytes, but 1000 were received"):
+    with pytest.raises(TruncatedShardError, match=naming("store:a", "1001 bytes", 1000)):
         read(folder, "store:a", size=1001)
     assert store.opened == ["a", "a"]
     assert kept(folder) == {}
@@ -481,10 +482,7 @@ def test_a_shard_that_does_not_fit_is_read_from_its_source_with_one_warning(tmp_
     store.shards = {"a": b"a" * 1000, "b": b"b" * 1000}
     small = CacheFolder(tmp_path / "copies", 999)
     with contextlib.closing(shards_of(["store:a", "store:b"], small)) as found:
-        with (
-            pytest.warns(UserWarning, match="has no space for store:a: it is limited to 999 bytes"),
-            open_url(next(found)) as stream,
-        ):
+        with pytest.warns(UserWarning, match=naming("store:a", "999 bytes")), open_url(next(found)) as stream:
             assert stream.read() == store.shards["a"]
         with open_url(next(found)) as stream:
             assert stream.read() == store.shards["b"]
@@ -580,9 +578,9 @@ def test_urls_that_a_function_names_alike_share_a_copy(tmp_path: Path, store: St
     assert store.opened == names[:1]
     assert read_all() == ["a"] * 3
     assert store.opened == [names[0], *names]
-    with pytest.raises(TypeError, match=r"url_to_name must return a string, but returned None for store:a\.tar"):
+    with pytest.raises(TypeError, match=naming("url_to_name", "None", "store:a.tar")):
         read_all(url_to_name=lambda url: None)
-    with pytest.raises(TypeError, match="url_to_name must be a function of a URL, not 'a'"):
+    with pytest.raises(TypeError, match=naming("url_to_name", "'a'")):
         read_all(url_to_name="a")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
+from error_facts import naming
 
 from wds_datapipes.errors import SpecError
 from wds_datapipes.io.compression.formats import SHARD_SUFFIXES
@@ -81,7 +82,7 @@ def test_variables_nest_ten_deep() -> None:
 
 
 def test_a_missing_variable_is_named() -> None:
-    with pytest.raises(SpecError, match=r"'\$\{NO\}/a.tar' needs \$\{NO\}, but the environment variable WDS_NO is not"):
+    with pytest.raises(SpecError, match=naming("'${NO}/a.tar'", "${NO}", "WDS_NO")):
         expand("${NO}/a.tar", NO="wrong")
 
 

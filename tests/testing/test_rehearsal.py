@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from error_facts import naming
 from numbered_shards import write_numbered
 from torch.utils.data import IterDataPipe
 
@@ -122,7 +123,7 @@ def test_an_empty_pipeline_proves_nothing() -> None:
 
 
 def test_invalid_arguments_are_refused() -> None:
-    with pytest.raises(ValueError, match="check_resume needs at least 2 cuts, the beginning and the end, not 1"):
+    with pytest.raises(ValueError, match=naming("check_resume", "2 cuts", "not 1")):
         check_resume(gathered, cuts=1)
-    with pytest.raises(ValueError, match="check_coverage needs at least 1 rank and 0 workers, not 0 and 2"):
+    with pytest.raises(ValueError, match=naming("check_coverage", "1 rank", "0 workers", "not 0 and 2")):
         check_coverage(gathered, ranks=0)

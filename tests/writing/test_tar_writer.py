@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 import pytest
+from error_facts import naming
 from process_stacks import runs
 
 from wds_datapipes import ReadLimits, ShardList, ShardWriter, TarWriter, WriteOptions, last_dot
@@ -111,7 +112,7 @@ def test_a_closed_shard_accepts_no_more_samples() -> None:
 def test_a_dropped_writer_leaves_nothing_but_a_warning() -> None:
     shards = [TarWriter("s.tar")]
     shards[0].write(LARGE)
-    with pytest.warns(UserWarning, match=r"'s\.tar' with 1 sample was discarded, because the writer was not closed"):
+    with pytest.warns(UserWarning, match=naming("'s.tar'", "1 sample")):
         shards.clear()
     assert files() == []
 
@@ -351,7 +352,7 @@ def test_the_encoder_is_the_table_a_table_or_a_function(encoder: Any, text: byte
 @pytest.mark.parametrize("encoder", [False, None])
 def test_without_an_encoder_all_values_are_bytes(encoder: Any) -> None:
     with TarWriter("s.tar", options=WriteOptions(encoder=encoder)) as shard:
-        with pytest.raises(EncodeError, match="'cls' of sample 'a' is the int 7, not bytes"):
+        with pytest.raises(EncodeError, match=naming("'cls'", "'a'", "int 7")):
             shard.write({"__key__": "a", "txt": b"a cat", "cls": 7})
         shard.write({"__key__": "b", "txt": memoryview(b"a cat"), "cls": bytearray(b"7"), "txt.gz": b"anything"})
     assert [data for _, _, data, _ in ShardList("s.tar").load_wds_shards()] == [b"a cat", b"7", b"anything"]
@@ -524,7 +525,7 @@ def test_an_error_of_a_file_system_is_raised(memory: Any, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(memory, "mv", fail)
     shard = TarWriter("memory://d/s.tar")
-    with pytest.raises(ShardWriteError, match=r"memory://d/s.tar cannot be written: OSError: the store is full, after"):
+    with pytest.raises(ShardWriteError, match=naming("memory://d/s.tar", "OSError: the store is full")):
         shard.close()
     assert list(memory.store) == []
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
+from error_facts import naming
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nginx_server import Nginx
@@ -68,7 +69,7 @@ def test_an_index_contains_the_offsets_of_samples(tmp_path: Path) -> None:
     assert index[-1] == index[2] == list(index)[2]
     assert index != build_index(url)
     assert index.has_same_layout(build_index(url))
-    with pytest.raises(IndexError, match=r"x\.tar has 3 samples, so there is no sample 3"):
+    with pytest.raises(IndexError, match=naming("x.tar", "3 samples", "sample 3")):
         index[3]
     index.check_random_access()
 
@@ -80,7 +81,7 @@ def test_a_custom_rule(tmp_path: Path) -> None:
     assert index.fields == ["b.txt", "c.txt"]
     assert index.facts.key_rule.endswith(":dash")
     check_index(index, url, depth="headers", key_rule=dash)
-    with pytest.raises(ValueError, match=r"built with the rule .*:dash\. Pass it as key_rule"):
+    with pytest.raises(ValueError, match=naming("key_rule", ":dash")):
         check_index(index, url, depth="headers")
     assert build_index(url, options=IndexOptions(key_rule=last_dot)).facts.key_rule == "last_dot"
 
@@ -92,7 +93,7 @@ def dash(name: str) -> tuple[str, str]:
 
 def test_a_repeated_key_is_reported_or_an_error(tmp_path: Path) -> None:
     url = build_shard(tmp_path / "x.tar", [{"__key__": key, "txt": "1"} for key in "aba"])
-    with pytest.warns(UserWarning, match=r"x\.tar holds the sample 'a' in parts: one of its files is at byte 2048"):
+    with pytest.warns(UserWarning, match=naming("x.tar", "'a'", "byte 2048")):
         index = build_index(url)
     assert index.keys == ["a", "b", "a"]
     with pytest.raises(DuplicateKeyError, match="in parts"):
@@ -188,7 +189,7 @@ def test_a_changed_shard_is_noticed(tmp_path: Path) -> None:
     ):
         check_index(index, url, depth="headers")
     shard(tmp_path / "x.tar", 2)
-    with pytest.raises(StaleSidecarError, match=r"it has 2 samples up to byte 4096, not 3 up to byte 6144"):
+    with pytest.raises(StaleSidecarError, match=naming("2 samples", "byte 4096", "3 up to", "byte 6144")):
         check_index(index, url, depth="headers")
     content = bytearray(Path(shard(tmp_path / "x.tar")).read_bytes())
     content[512] = 1
@@ -196,7 +197,7 @@ def test_a_changed_shard_is_noticed(tmp_path: Path) -> None:
     check_index(index, url, depth="headers")
     with pytest.raises(StaleSidecarError, match=r"its SHA-256 is [0-9a-f]{64}, not [0-9a-f]{64}"):
         check_index(index, url, depth="bytes")
-    with pytest.raises(ValueError, match=r'depth must be "size", "headers" or "bytes", not \'all\''):
+    with pytest.raises(ValueError, match=naming("depth", "'all'", '"size"', '"headers"', '"bytes"')):
         check_index(index, url, depth="all")  # type: ignore[arg-type]  # that is what is tested
 
 
@@ -218,7 +219,7 @@ def test_files_that_are_not_an_index(tmp_path: Path) -> None:
         read_index(str(place))
     for content in (b"", b"v1.2 3\n", b"\x80\x04pickle"):
         place.write_bytes(content)
-        with pytest.raises(CorruptSidecarError, match=r"x\.wdsidx is not a shard index: it begins with"):
+        with pytest.raises(CorruptSidecarError, match=naming("x.wdsidx", "not a shard index")):
             read_index(str(place))
     with pytest.raises(MissingSidecarError, match=r"x\.wdsidx cannot be written: "):
         write_index(build_index(shard(tmp_path / "x.tar")), str(tmp_path / "none/x.wdsidx"))
@@ -250,9 +251,7 @@ def test_the_version_of_the_format_is_reported(tmp_path: Path) -> None:
     length = int.from_bytes(content[8:12], "little")
     content = content[:12] + crc32(content[16 : 16 + length]).to_bytes(4, "little") + content[16:]
     (tmp_path / "x.wdsidx").write_bytes(content)
-    with pytest.raises(
-        CorruptSidecarError, match=r"it has version 3 of the format, but this version of wds-datapipes reads 2"
-    ):
+    with pytest.raises(CorruptSidecarError, match=naming("version 3", "wds-datapipes reads 2")):
         read_index(str(tmp_path / "x.wdsidx"))
 
 
@@ -436,7 +435,7 @@ def test_a_truncated_range_is_an_error() -> None:
     assert file is not None
     with (
         RangeReader(file, "memory://ranges/x.tar", 2000) as reader,
-        pytest.raises(ShardReadError, match=r"sent 1000 of the requested bytes 0 to 2000 of .*x\.tar"),
+        pytest.raises(ShardReadError, match=naming("x.tar", 1000, "bytes 0 to 2000")),
     ):
         reader.read(10)
 

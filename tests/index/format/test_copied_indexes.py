@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
+from error_facts import naming
 from nginx_server import Nginx
 from web_server import QuietHandler, web_server
 
@@ -158,8 +159,9 @@ def test_reading_writes_to_a_store_only_if_it_is_asked_to(place: Place, tmp_path
         return
     with pytest.raises(
         StaleSidecarError,
-        match=r"/0\.tar has no valid index, nor 1 other shard: .*0\.tar\.wdsidx cannot be opened: .*"
-        r'Build it with `wds-datapipes index` or build_indexes. By default, reading writes no .*indexes="build"\)',
+        match=naming(
+            "/0.tar", "0.tar.wdsidx", "1 other shard", "wds-datapipes index", "build_indexes", 'indexes="build"'
+        ),
     ):
         IndexedSamples(place.url, access=place.access)
     access = AccessOptions(index_dir=tmp_path / "indexes", indexing=options, storage_options=store)
@@ -215,7 +217,5 @@ def test_rules_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     build_indexes(urls[1:], options=other, rebuild=True)
     assert keys(IndexedSamples(urls, order="sequential")) == KEYS
     more = build_shard(tmp_path / "2.tar", [{"__key__": "2", "cls": "1"}])
-    with pytest.raises(
-        StaleSidecarError, match=r"2\.tar has no valid index.*unclear.*0\.tar\S+ was built with key_rule="
-    ):
+    with pytest.raises(StaleSidecarError, match=naming("2.tar", "0.tar", "key_rule")):
         IndexedSamples([*urls, more])

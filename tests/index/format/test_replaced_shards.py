@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
+from error_facts import naming
 from nginx_server import Nginx
 
 from wds_datapipes import IndexedSamples
@@ -151,7 +152,7 @@ def test_no_sample_of_a_replaced_shard_gets_another_key(place: Place, tmp_path: 
     assert new.stat().st_size == old.stat().st_size
     place.write(new)
     found: list[Fields] = []
-    with pytest.raises(ChangedShardError, match=r"a\.tar has changed since .*: .* instead of .*index --rebuild"):
+    with pytest.raises(ChangedShardError, match=naming("a.tar", "has changed", "index --rebuild")):
         found.extend(fields_of(indexed))
     assert [sample for sample in found if sample not in encoded(SAMPLES)] == []
     if order == "sequential":
@@ -189,9 +190,7 @@ def test_another_version_with_the_same_headers_is_an_error_if_the_store_has_vers
     other = [{**sample, "jpg": sample["jpg"][::-1]} for sample in SAMPLES]
     place.write(shard(tmp_path / "new", other, time=2 * 10**9))
     if request.node.callspec.params["place"] in ("http", "s3"):
-        with pytest.raises(
-            ChangedShardError, match=r"a\.tar has changed since it was indexed: its ETag is '.*' instead of"
-        ):
+        with pytest.raises(ChangedShardError, match=naming("a.tar", "has changed", "ETag")):
             next(iter(indexed))
     else:  # a copy of a shard also has a different time
         assert fields_of(indexed) == encoded(other)

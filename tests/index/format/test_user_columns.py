@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from error_facts import naming
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -78,11 +79,11 @@ def test_only_the_fields_of_paths_are_read(tmp_path: Path) -> None:
     ):
         with pytest.raises(MissingFieldError, match=f"The column of '{place}' has no value: .*{message}"):
             build_index(url, columns={"new": place})
-    with pytest.raises(TypeError, match=r"the column 'new' of .* has values of the types list"):
+    with pytest.raises(TypeError, match=naming("'new'", "list")):
         build_index(url, columns={"new": "meta.json.a"})
     wrong: Any
     for wrong in ({"label": 1}, {"": "cls"}, "cls", ["cls"]):
-        with pytest.raises(TypeError, match="columns must be a function of a sample, or a mapping from names"):
+        with pytest.raises(TypeError, match=naming("columns", "function", "mapping")):
             build_indexes([url], columns=wrong)
 
 
@@ -93,7 +94,7 @@ def test_columns_select_samples(tmp_path: Path) -> None:
     assert [sample["__key__"] for sample in samples] == ["02", "05", "08", "11"]
     validation = IndexedSamples(pattern, select=lambda index: index.columns["split"] == "val", order="sequential")
     assert [sample["__key__"] for sample in validation] == ["03", "07", "11"]
-    with pytest.raises(KeyError, match=r"has no column 'class', only \['is_odd', 'label', 'split', 'width'\]"):
+    with pytest.raises(KeyError, match=naming("'class'", "'is_odd', 'label', 'split', 'width'")):
         IndexedSamples(pattern, select=lambda index: index.columns["class"] == 2)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from error_facts import naming
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -67,5 +68,5 @@ def test_invalid_selections_are_refused(select: Any, error: type[Exception], mes
 
 def test_a_function_that_selects_wrongly_is_refused_with_the_shard() -> None:
     masks: Any = [[True] * 4, [True] * 3]
-    with pytest.raises(ValueError, match="a mask of length 3, not 4, the number of samples in shard 1"):
+    with pytest.raises(ValueError, match=naming("mask", "length 3", "not 4", "shard 1")):
         Selection(np.asarray, np.array([4, 4]), read_index=masks.__getitem__)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from error_facts import naming
 from faults import Fault, FaultProxy
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -155,7 +156,7 @@ def test_few_files_are_open_at_a_time_and_none_at_the_end(
 
 def test_a_compressed_shard_is_refused(tmp_path: Path) -> None:
     url = build_shard(tmp_path / "a.tar.gz", [{"__key__": "a", "cls": "1"}])
-    with pytest.raises(UnsupportedSidecarError, match="compressed with gzip, so its samples can only be read in order"):
+    with pytest.raises(UnsupportedSidecarError, match=naming("gzip")):
         list(IndexedSamples(Manifest(build_indexes([url]))))
 
 

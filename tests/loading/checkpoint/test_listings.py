@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from data_parallel_pipelines import open_service
+from error_facts import naming
 from numbered_shards import numbered_shards
 from sweeps import WHOLE
 from torch.utils.data import DataLoader, IterDataPipe, RandomSampler
@@ -218,7 +219,7 @@ def test_global_generators_do_not_repeat_their_numbers_after_a_resume(rest: Any,
 def test_lists_that_differ_between_workers_are_an_error() -> None:
     with (
         with_service(keys_of(listed("uuid")), 2) as loader,
-        pytest.raises(RuntimeError, match=r"Worker 1 and Worker 0 have split different lists: 8 items up to .*sort it"),
+        pytest.raises(RuntimeError, match=naming("Worker 1", "Worker 0", "8 items", "sort it")),
     ):
         list(loader)
     with with_service(keys_of(listed("none")), 3) as loader:

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from error_facts import naming
 from sweeps import WHOLE
 
 from wds_datapipes import ShardList, merge_states
@@ -98,6 +99,6 @@ def test_a_rank_reads_the_states_that_it_takes_over_and_outlines_of_others(merge
     read = merge_states([state_of([saved[n]]) if n in own else outlines[n] for n in range(RANKS)])
     instance = Instance(5, ranks, workers=WORKERS)
     if ranks != RANKS:
-        with pytest.raises(StateError, match="it is an outline, which lacks the waiting samples"):
+        with pytest.raises(StateError, match=naming("outline", "waiting samples")):
             state_of_rank(checkpoints_in(merge_states(outlines)), pipeline(), instance)
     assert state_of_rank(checkpoints_in(read), pipeline(), instance) == state_of_rank(saved, pipeline(), instance)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from error_facts import naming
 from numbered_shards import key_of, numbered_shards
 from pipeline_table import Declared, Pairs
 from torch.utils.data import IterDataPipe
@@ -139,7 +140,7 @@ def test_items_that_share_an_address_in_a_shuffle_are_noticed(workers: int) -> N
     pipe: Any = Twice(source())
     with DataLoader2(pipe.shuffle_samples(6), reading_service=ShardReadingService(workers)) as loader:
         next(iter(loader))
-        with pytest.raises(StateError, match="is declared stateless yields several items for one sample"):
+        with pytest.raises(StateError, match=naming("stateless", "one sample")):
             loader.state_dict()
 
 

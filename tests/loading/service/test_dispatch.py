@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from error_facts import naming
 from sweeps import WHOLE
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
@@ -263,7 +264,7 @@ def is_odd(number: int) -> bool:
 def test_the_items_kept_for_a_worker_that_has_enough_are_limited() -> None:
     with (
         load(dispatch(numbers(10**6)).filter(is_odd)) as loader,
-        pytest.raises(BufferError, match=r"Worker 1 has not taken 10000 items .* drop items too unevenly\. Put them"),
+        pytest.raises(BufferError, match=naming("Worker 1", "10000 items")),
     ):
         list(loader)
 
@@ -274,10 +275,7 @@ def test_items_are_read_once_in_an_epoch() -> None:
         pytest.raises(RuntimeError, match=r"once in an epoch.*\n?.*Put the stage that reads them repeatedly before"),
     ):
         list(loader)
-    with (
-        load(dispatch(numbers(4)).with_epoch(3)) as loader,
-        pytest.raises(RuntimeError, match=r"must be able to restart its source at any time"),
-    ):
+    with load(dispatch(numbers(4)).with_epoch(3)) as loader, pytest.raises(RuntimeError, match=naming("restart")):
         list(loader)
 
 
@@ -562,10 +560,7 @@ def test_a_state_is_refused_if_the_items_cannot_be_made_again(shards: list[str])
     spanning = dispatch(numbers(20).with_epoch(15))
     with load(spanning) as loader:
         assert len(list(itertools.islice(loader, 5))) == 5
-        with pytest.raises(
-            StateError,
-            match=r"sharding_round_robin_dispatch\(\) has no position in the shards\. The pipeline cannot be replayed",
-        ):
+        with pytest.raises(StateError, match=naming("sharding_round_robin_dispatch()", "replayed")):
             loader.state_dict()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from data_parallel_pipelines import open_service
+from error_facts import naming
 from plain_codecs import encoded, photo
 from same_values import assert_same
 from torch.utils.data import IterDataPipe
@@ -197,9 +198,7 @@ def test_images_of_different_sizes_or_fields_are_errors_that_say_what_to_do() ->
 
 
 def test_items_other_than_lists_of_samples_are_an_error() -> None:
-    with pytest.raises(
-        TypeError, match=r"decode_batch needs lists of samples, but got a dict: put it after .batch\(\)"
-    ):
+    with pytest.raises(TypeError, match=naming("decode_batch", "dict", ".batch()")):
         list(wrapped(samples(1)).decode_batch("rgb8"))
     with pytest.raises(TypeError, match="decode_batch needs samples, which are dicts"):
         list(wrapped([(1, 2)]).batch(1).decode_batch("rgb8"))
@@ -210,5 +209,5 @@ def test_unsafe_fields_and_decoded_ones_are_errors() -> None:
     with pytest.raises(UnsafeInputError, match="pass allow_pickle=True to decode_batch"):
         list(source.decode_batch())
     assert list(source.decode_batch(allow_pickle=True)) == [{"__key__": ["a"], "pkl": torch.tensor([1])}]
-    with pytest.raises(DecodeError, match="field 'jpg' of sample 'a' is of type list, not bytes"):
+    with pytest.raises(DecodeError, match=naming("'jpg'", "'a'", "list")):
         list(wrapped([{"__key__": "a", "jpg": [1]}]).batch(1).decode_batch("rgb8"))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import scipy.io
+from error_facts import naming
 
 from wds_datapipes import JobOptions, ShardList, create_shards
 from wds_datapipes.errors import SampleSourceError
@@ -149,7 +150,7 @@ def test_validation_folders_are_numbered_by_the_classes_of_train() -> None:
     put(Path("in/val"), {f"{WNIDS[2]}/a.JPEG": b"x"})
     assert [sample["cls"] for sample in samples_of(Path("in"), "val")] == [2]
     put(Path("in/val"), {"n99999999/a.JPEG": b"x"})
-    with pytest.raises(SampleSourceError, match="n99999999' is not one of the 3 known classes"):
+    with pytest.raises(SampleSourceError, match=naming("n99999999'", "3 known classes")):
         find_imagenet("in", "val")
 
 
@@ -176,9 +177,7 @@ def test_images_without_a_class_are_errors_or_skipped() -> None:
 def test_damaged_and_missing_files_are_named() -> None:
     root = Path("in")
     root.mkdir()
-    with pytest.raises(
-        SampleSourceError, match=r"neither a folder 'val' nor an archive ILSVRC2012_img_val\.tar in 'in'"
-    ):
+    with pytest.raises(SampleSourceError, match=naming("'val'", "ILSVRC2012_img_val.tar", "'in'")):
         find_imagenet(root, "val")
     val_archive(root)
     with pytest.raises(SampleSourceError, match=r"no file of labels 'in/LOC_val_solution\.csv'\. Provide LOC_val_sol"):

@@ -9,6 +9,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 import pytest
+from error_facts import naming
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -140,7 +141,7 @@ def test_links_are_followed_but_not_in_circles() -> None:
     Path("in/dog").symlink_to("../there")
     assert list(fields_of(find_images("in"))) == ["cat/1", "dog/1"]
     Path("there/again").symlink_to("../in")
-    with pytest.raises(SampleSourceError, match=r"in/dog/again' is a link to one of its parent folders"):
+    with pytest.raises(SampleSourceError, match=naming("in/dog/again'", "link")):
         find_images("in")
 
 
@@ -164,7 +165,7 @@ def test_names_are_relative_to_the_root(root: str, name: str, place: str) -> Non
 
 
 def test_a_chain_of_file_systems_is_no_file_name() -> None:
-    with pytest.raises(SampleSourceError, match=r"row 1: 'simplecache::memory://a\.jpg' is a chain of file systems"):
+    with pytest.raises(SampleSourceError, match=naming("row 1", "'simplecache::memory://a.jpg'")):
         resolve_file("simplecache::memory://a.jpg", "in", "row 1")
 
 

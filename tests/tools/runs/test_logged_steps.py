@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from data_parallel_pipelines import open_service
+from error_facts import naming
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numbered_shards import numbered_shards
@@ -118,10 +119,10 @@ def test_an_incomplete_log_is_an_error() -> None:
     with pytest.raises(ChangedShardError, match=shard):
         [*run.read(0)]
     build_shard(shard, [*samples, {"__key__": "z", "txt": "t" * 20_000}])
-    with pytest.raises(StateError, match="was replaced: it lacks samples that are in the log"):
+    with pytest.raises(StateError, match=naming("replaced", "in the log")):
         run.samples(0)
     log.rename(log.with_name("000000-0of2-0of1.positions"))
-    with pytest.raises(StateError, match="ends before epoch 0 or lacks some of its workers"):
+    with pytest.raises(StateError, match=naming("epoch 0", "workers")):
         run.samples(0)
 
 
@@ -133,7 +134,7 @@ def test_steps_before_the_first_batch_of_a_worker_without_a_log_are_known() -> N
     for log in Path("log").rglob("*-1of2.positions"):
         log.unlink()
     assert [each.key for each in explain(stream(2), state, 0)] == keys_of(first)
-    with pytest.raises(StateError, match="ends before epoch 0 or lacks some of its workers"):
+    with pytest.raises(StateError, match=naming("epoch 0", "workers")):
         explain(stream(2), state, 1)
 
 
@@ -174,7 +175,7 @@ def test_steps_that_do_not_follow_from_a_log_are_refused(add: Any, message: str)
 
 
 def test_samples_without_a_place_in_a_run_are_not_logged() -> None:
-    with pytest.raises(RuntimeError, match="needs samples from shards, and StatefulShards or a ShardReadingService"):
+    with pytest.raises(RuntimeError, match=naming("StatefulShards", "ShardReadingService")):
         list(stream(2))
     logged = samples_of("{0..3}.tar").log_samples(positions="log")
     with pytest.raises(RuntimeError, match=r"Put it after \.mix_samples\(\)"):
