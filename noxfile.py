@@ -64,21 +64,23 @@ CODE_SIZE = ["python", "tests/checks/code_size.py", json.dumps(PROJECT["tool"]["
 #: The Pythons of pyproject.toml, the oldest release of torch that it permits, and the Pythons that this has wheels for.
 PYTHONS = nox.project.python_versions(PROJECT)
 OLDEST_TORCH, PYTHONS_OF_OLDEST = "2.4.1", ("3.10", "3.11", "3.12")
-#: The benchmarks in the documentation, and their arguments.
+#: The questions of benchmarks that the documentation answers, and their arguments, by program.
 REPORTED = {
-    "end_to_end": ["--workers", "0", "1", "2", "--stores", "HTTP", "10 ms", "100 ms", "S3", "S3, presigned"],
-    "reading": ["--sets", "SMALL", "IMG", "BIG"],
-    "indexed": ["--sets", "SMALL", "IMG", "BIG"],
-    "remote": [],
-    "s3": [],
-    "decoding": [],
-    "delivery": [],
-    "writing": [],
-    "state": [],
-    "runs": [],
-    "growth": [],
-    "shuffle_quality": [],
-    "training": [],
+    "peers": [
+        *("end_to_end", "s3", "--workers", "0", "1", "2"),
+        *("--stores", "HTTP", "10 ms", "100 ms", "S3", "S3, presigned"),
+    ],
+    "reading": ["reading", "--sets", "SMALL", "IMG", "BIG"],
+    "index": ["indexed", "--sets", "SMALL", "IMG", "BIG"],
+    "remote": ["remote"],
+    "decode": ["decoding"],
+    "transport": ["delivery"],
+    "write": ["writing"],
+    "state": ["state", "runs"],
+    "scale": ["growth"],
+    "batches": ["shuffle_quality"],
+    "train": ["training"],
+    "own_code": ["own_code"],
 }
 
 
@@ -291,31 +293,24 @@ def bench(session: nox.Session) -> None:
         if name.startswith("bench_"):
             session.run_install("python", "benchmarks/environments.py", name.removeprefix("bench_"), *group(name))
     if "--quick" not in session.posargs:
-        write_results(session, Path("benchmarks/results"), [])
+        for name, arguments in REPORTED.items():
+            options = ["--results", "benchmarks/results", "--only", *arguments, *session.posargs]
+            session.run("python", f"benchmarks/bench_{name}.py", *options)
+        session.run("python", "benchmarks/report.py", *map(str, sorted(Path("benchmarks/results").glob("*.json"))))
         return
     with TemporaryDirectory() as temporary:
-        page = shutil.copy("docs/explanation/benchmarks.md", temporary)
-        write_results(session, Path(temporary), ["--page", str(page), "--images", temporary])
-    for benchmark in sorted(Path("benchmarks").glob("bench_*.py")):
-        if benchmark.stem.removeprefix("bench_") not in REPORTED:
-            session.run("python", str(benchmark), *session.posargs)
+        for program in sorted(Path("benchmarks").glob("bench_*.py")):
+            session.run("python", str(program), "--results", temporary, *session.posargs)
+        page, results = shutil.copy("docs/explanation/benchmarks.md", temporary), Path(temporary).glob("*.json")
+        session.run("python", "benchmarks/report.py", "--page", page, "--images", temporary, *map(str, results))
 
 
 @nox.session
 def scale(session: nox.Session) -> None:
     """Print what a run on 64 hosts costs each of them: before there were lanes, now, and the goals."""
     session.install("-c", CONSTRAINTS, "-e", ".[all]", *group("bench"))
-    for name in ("scale", "merged_state"):
-        if Path(f"benchmarks/bench_{name}.py").exists():
-            session.run("python", f"benchmarks/bench_{name}.py", *session.posargs)
-
-
-def write_results(session: nox.Session, results: Path, report_options: list[str]) -> None:
-    """Run the benchmarks in the documentation, and write their results to a folder and to the page."""
-    for name, arguments in REPORTED.items():
-        report = ["--json", str(results / f"{name}.json")]
-        session.run("python", f"benchmarks/bench_{name}.py", *report, *arguments, *session.posargs)
-    session.run("python", "benchmarks/report.py", *report_options, *map(str, sorted(results.glob("*.json"))))
+    for name, question in (("scale", "hosts"), ("state", "merged_state")):
+        session.run("python", f"benchmarks/bench_{name}.py", "--only", question, *session.posargs)
 
 
 @nox.session

@@ -1,6 +1,6 @@
 """What would be lost with a library in place of our own file locks, fingerprints, retries and redaction?
 
-    python benchmarks/bench_own_code.py --json own_code.json
+    python benchmarks/bench_own_code.py
 
 - **locks**: processes that take a lock in turn, as all workers of a host do when they open a copy of a shard, with
   `lock_file` and with `filelock`: the time for a lock without others, and the longest wait.
@@ -14,7 +14,6 @@ The page about the engine quotes the results: docs/explanation/engine.md.
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import multiprocessing
@@ -24,6 +23,7 @@ import sys
 import tempfile
 import threading
 import time
+from argparse import Namespace
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -36,15 +36,16 @@ import cloudpickle
 import joblib
 import urllib3
 import yarl
-from contest import machine
 from filelock import FileLock
+from harness.contest import in_turn
+from harness.questions import Question, answer, options
 
 from wds_datapipes.io.file_lock import lock_file
 from wds_datapipes.io.openers import open_url
 from wds_datapipes.redaction import redact, redact_command
 
-#: What is done under the lock and without it, in seconds.
-WORK_S = 0.0002
+#: What is done under the lock and without it, in seconds, how often each process takes it, and how many do.
+WORK_S, LOCKED, PROCESSES = 0.0002, 200, 8
 
 
 def own_lock(path: str) -> AbstractContextManager[Any]:
@@ -66,33 +67,34 @@ def take_turns(name: str, path: str, count: int, start: Any, waits: Any) -> None
     waits.put(found)
 
 
-def measure_locks(rounds: int, count: int) -> dict[str, Any]:
-    found: dict[str, Any] = {name: {"alone_s": [], "longest_s": [], "all_s": []} for name in LOCKS}
+def time_locks(name: str, processes: int, count: int) -> tuple[list[float], float]:
+    """Return the time that each lock takes some processes, and the time of all, in seconds."""
     context = multiprocessing.get_context("fork")
-    for _ in range(rounds):
-        for name, figures in found.items():
-            for processes in (1, 8):
-                with tempfile.TemporaryDirectory() as folder:
-                    start, waits = context.Barrier(processes + 1), context.Queue()
-                    arguments = name, f"{folder}/lock", count, start, waits
-                    started = [context.Process(target=take_turns, args=arguments) for _ in range(processes)]
-                    for process in started:
-                        process.start()
-                    start.wait()
-                    begin = time.perf_counter()
-                    each = [wait for _ in started for wait in waits.get()]
-                    total = time.perf_counter() - begin
-                    for process in started:
-                        process.join()
-                if processes == 1:
-                    figures["alone_s"].append(median(each))
-                else:
-                    figures["longest_s"].append(max(each))
-                    figures["all_s"].append(total)
-    units = {"alone_s": ("alone_us", 1e6), "longest_s": ("longest_ms", 1e3), "all_s": ("all_ms", 1e3)}
+    with tempfile.TemporaryDirectory() as folder:
+        start, waits = context.Barrier(processes + 1), context.Queue()
+        arguments = name, f"{folder}/lock", count, start, waits
+        started = [context.Process(target=take_turns, args=arguments) for _ in range(processes)]
+        for process in started:
+            process.start()
+        start.wait()
+        begin = time.perf_counter()
+        each = [wait for _ in started for wait in waits.get()]
+        total = time.perf_counter() - begin
+        for process in started:
+            process.join()
+    return each, total
+
+
+def measure_locks(rounds: int, count: int) -> dict[str, Any]:
+    measures = {(name, n): partial(time_locks, name, n, count) for name in LOCKS for n in (1, PROCESSES)}
+    found, _ = in_turn("locks", measures, rounds)
     return {
-        name: {unit: round(median(figures[key]) * factor) for key, (unit, factor) in units.items()}
-        for name, figures in found.items()
+        name: {
+            "alone_us": round(1e6 * median(median(each) for each, _ in found[name, 1])),
+            "longest_ms": round(1e3 * median(max(each) for each, _ in found[name, PROCESSES])),
+            "all_ms": round(1e3 * median(total for _, total in found[name, PROCESSES])),
+        }
+        for name in LOCKS
     }
 
 
@@ -233,25 +235,15 @@ def measure_redaction() -> dict[str, Any]:
     return {"credentials": len(TEXTS), "hidden": hidden}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--count", type=int, default=200, help="how often each process takes the lock")
-    parser.add_argument("--quick", action="store_true", help="check that the program works; the figures mean nothing")
-    parser.add_argument("--json", type=Path, help="write the results to this file")
-    arguments = parser.parse_args()
-    if arguments.quick:
-        arguments.rounds, arguments.count = 1, 10
-    results = {
-        "locks": measure_locks(arguments.rounds, arguments.count),
+def own_code(arguments: Namespace) -> dict[str, Any]:
+    """Compare with each library."""
+    return {
+        "locks": measure_locks(arguments.rounds, 10 if arguments.quick else LOCKED),
         "fingerprints": measure_fingerprints(),
         "retries": measure_retries(),
         "redaction": measure_redaction(),
     }
-    print(*(f"{name}: {figures}" for name, figures in results.items()), sep="\n")
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"machine": machine(), "results": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    answer(options(__doc__), Question("own_code", own_code, 5))

@@ -1,31 +1,32 @@
-"""How fast are shards read and grouped into samples?
+"""How fast are shards read and grouped into samples, and with how much memory?
 
-    python benchmarks/bench_reading.py --json reading.json --plot reading.png
+    python benchmarks/bench_reading.py --only reading --sets SMALL IMG
 
-Each contender yields the samples of the same local shards, in the page cache, as dicts of bytes. Counts and bytes are
-compared before anything is timed. "raw read" only reads the files, 1 MiB at a time: the limit of the machine.
+**reading**: Each contender yields the samples of the same local shards, in the page cache, as dicts of bytes. Counts
+and bytes are compared before anything is timed. "raw read" only reads the files, 1 MiB at a time: the limit of the
+machine.
 
-With ``--memory``, a table has the additional memory of each contender at its peak, while it reads members of 4 MiB in a
-process of its own (VmHWM, on Linux only). A consumer holds its last sample while the next one is read, so two members,
+**memory**: The additional memory of each contender at its peak, while it reads members of 4 MiB in a process of its own
+(VmHWM, on Linux only). A consumer holds its last sample while the next one is read, so two members,
 8.4 MB, are the least to expect.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tarfile
 import warnings
+from argparse import Namespace
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import webdataset
-from contest import Contender, in_child, options, parse, plot_contests, write_report
-from datasets import SETS, contests_on_sets, folder
-from memory import in_use, peak, reset_peak
-from rich.console import Console
-from rich.table import Table
+from harness.contest import Contender
+from harness.datasets import SETS, contests_on_sets
+from harness.processes import cost_of, in_child
+from harness.questions import Question, answer, options
 from torch.utils.data.datapipes.iter import FileOpener, IterableWrapper
 from webdataset.tariterators import tarfile_to_samples
 
@@ -107,40 +108,36 @@ def contenders(urls: list[str]) -> list[Contender]:
     ]
 
 
-def peak_memory(name: str, small: list[str], big: list[str]) -> int:
-    """Return the peak memory of reading ``big``, in bytes."""
-    run = {contender.name: contender.run for contender in contenders(small)}[name]
-    run()
-    run = {contender.name: contender.run for contender in contenders(big)}[name]
-    reset_peak()
-    before = in_use()
-    run()
-    return peak() - before
+def read(name: str, urls: list[str]) -> None:
+    next(contender for contender in contenders(urls) if contender.name == name).run()
 
 
-def show_memory(arguments: argparse.Namespace) -> None:
-    """Print the additional memory of each contender at its peak."""
-    data = folder(arguments.data)
-    small = in_child(SETS["SMALL"].write, data, 0.02)
-    big = in_child(SETS["BIG"].write, data, max(arguments.scale, 0.2))
-    table = Table("contender", "MB", "least", "most", title="Additional peak memory, members of 4 MiB")
+def measure_memory(name: str, small: list[str], big: list[str]) -> int:
+    """Return the additional memory of reading some shards, in bytes, after others were read."""
+    read(name, small)
+    return cost_of(partial(read, name, big)).bytes
+
+
+def reading(arguments: Namespace) -> list[dict[str, Any]]:
+    """Compare the speed on each dataset."""
+    return contests_on_sets(arguments, "Read and group {}", contenders, REFERENCE)
+
+
+def memory(arguments: Namespace) -> dict[str, Any]:
+    """Compare the memory, each contender in processes of its own."""
+    small = in_child(SETS["SMALL"].write, arguments.data, 0.02)
+    big = in_child(SETS["BIG"].write, arguments.data, max(arguments.scale, 0.2))
+    found = {}
     for contender in contenders(big):
-        sizes = [in_child(peak_memory, contender.name, small, big) / 1e6 for _ in range(3)]
-        table.add_row(contender.name, *(f"{size:.1f}" for size in (statistics.median(sizes), min(sizes), max(sizes))))
-    Console(width=100).print(table)
+        sizes = [in_child(measure_memory, contender.name, small, big) / 1e6 for _ in range(arguments.rounds)]
+        found[contender.name] = {"mb": statistics.median(sizes), "least": min(sizes), "most": max(sizes)}
+    return found
 
 
 def main() -> None:
-    parser = options(__doc__, rounds=9)
+    parser = options(__doc__)
     parser.add_argument("--sets", nargs="+", default=list(SETS), choices=SETS, help="the datasets (all)")
-    parser.add_argument("--memory", action="store_true", help="only measure memory")
-    arguments = parse(parser)
-    if arguments.memory:
-        show_memory(arguments)
-        return
-    contests = contests_on_sets(arguments, "Read and group {}", contenders, reference=REFERENCE)
-    write_report(arguments.json, [contest.facts() for contest in contests])
-    plot_contests(arguments.plot, contests)
+    answer(parser, Question("reading", reading, 9), Question("memory", memory, 3))
 
 
 if __name__ == "__main__":

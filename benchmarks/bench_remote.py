@@ -1,41 +1,44 @@
-"""How fast are shards read from a web server, near and far?
+"""How fast are shards read from a store, near and far, and how much processor time does it take?
 
-    python benchmarks/bench_remote.py --json remote.json --plot remote.png
+    python benchmarks/bench_remote.py --only remote stores
 
-The server runs on the same machine. It responds at once and at full speed ("near"), or after 10 or 100 ms with 100 MB/s
-per connection. Shards of 10 MB are read and grouped into samples, or also decoded, as a worker does in training on
-images. Ours prefetches from the distant server, across the ends of shards; "ours, no read-ahead" does not. webdataset
-reads from curl through a pipe. "our tar reader over urllib" is a limit: what reading costs without retries, time limits
-and checks.
+- **remote**: shards from a web server, as streams and by their indexes, by ours and webdataset.
+- **stores**: S3, in whole shards and in ranges, by ours, s3fs and obstore (measures/s3_clients.py).
+- **http**: a web server, in ranges and whole shards, by our client for HTTP and urllib3 (measures/http_clients.py).
+
+**remote**: The server runs on the same machine. It responds at once and at full speed ("near"), or after 10 or 100 ms
+with 100 MB/s per connection. Shards of 10 MB are read and grouped into samples, or also decoded, as a worker does in
+training on images. Ours prefetches from the distant server, across the ends of shards; "ours, no read-ahead" does not.
+webdataset reads from curl through a pipe. "our tar reader over urllib" is a limit: what reading costs without retries,
+time limits and checks.
 
 Another table compares reading samples by their indexes with streaming them, from the near server and with a latency of
 10 ms. The last one compares loaders with 1, 2 and 8 workers, which deliver images to the loop, with as many workers
 that download the same shards by the same client, each on one connection, without parsing or delivering them.
-
-By index, relative to streaming: with 10 ms, sequential order 2.2, shuffled orders 1.2; from the near server 0.7 and
-0.35, because each request takes processor time.
-
-Delivered from 1, 2 and 8 workers, relative to the raw download: with 10 ms, 3.3, 3.1 and 1.1; from the near server
-about 0.3, because parsing and delivery take processor time, and downloading takes little.
 """
 
 from __future__ import annotations
 
 import io
 import tempfile
+from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any, get_args
 from urllib.request import urlopen
 
 import numpy as np
 import webdataset
-from contest import Contender, Contest, options, parse, plot_contests, write_report
-from datasets import SETS, DataSet, Fields, folder
+from harness.contest import Contender, Contest
+from harness.datasets import SETS, DataSet, Fields
+from harness.questions import Question, answer, options
+from harness.store import store
+from measures.http_clients import http
+from measures.s3_clients import stores
 from PIL import Image
-from store import store
 from webdataset.tariterators import tarfile_to_samples
 
 from wds_datapipes import IndexedSamples, ShardList, ShardReadingService
@@ -171,42 +174,38 @@ def streamed(name: str, urls: list[str], paths: list[str]) -> tuple[list[Contend
     return [*contenders, Contender("our tar reader over urllib", partial(tar_over_urllib, urls), payload)], REFERENCE
 
 
-def main() -> None:
-    arguments = parse(options(__doc__, rounds=7))
-    contests = []
-    data_folder = folder(arguments.data)
+def contests_of(arguments: Namespace) -> Iterator[Contest]:
+    """Yield contests whose servers run until the next one."""
+    data = arguments.data
+
+    @contextmanager
+    def served(paths: list[str], server: str) -> Iterator[list[str]]:
+        with store(data, *SERVERS[server]) as address:
+            yield [f"{address}/{Path(path).name}" for path in paths]
+
     for name, servers in WORK.items():
-        data, passes = SMALL_SHARDS[name], PASSES if name == "PHOTO" and not arguments.quick else 1
-        paths = data.write(data_folder, arguments.scale)
+        passes = PASSES if name == "PHOTO" and not arguments.quick else 1
+        paths = SMALL_SHARDS[name].write(data, arguments.scale)
         for server in servers:
-            with store(data_folder, *SERVERS[server]) as address:
-                urls = [f"{address}/{path.rpartition('/')[2]}" for path in paths]
+            with served(paths, server) as urls:
                 title = f"{name} {'decoded' if name == 'PHOTO' else 'read'}, {server}"
-                contest = Contest(title, *streamed(name, urls * passes, paths * passes))
-                contest.run(arguments.rounds)
-            contest.show()
-            contests.append(contest)
-    paths = SMALL_SHARDS["IMG"].write(data_folder, arguments.scale)
+                yield Contest(title, *streamed(name, urls * passes, paths * passes))
+    paths = SMALL_SHARDS["IMG"].write(data, arguments.scale)
     for server in INDEXED_SERVERS:
-        with store(data_folder, *SERVERS[server]) as address, tempfile.TemporaryDirectory() as temporary:
-            urls = [f"{address}/{path.rpartition('/')[2]}" for path in paths]
-            contest = Contest(f"IMG by index, {server}", indexed_contenders(urls, paths, temporary), "stream")
-            contest.run(arguments.rounds)
-        contest.show()
-        contests.append(contest)
+        with served(paths, server) as urls, tempfile.TemporaryDirectory() as temporary:
+            yield Contest(f"IMG by index, {server}", indexed_contenders(urls, paths, temporary), "stream")
     for server in DELIVERED_SERVERS:
-        with store(data_folder, *SERVERS[server]) as address:
-            urls = [f"{address}/{path.rpartition('/')[2]}" for path in paths] * DELIVERIES
+        with served(paths, server) as urls:
             for workers in WORKERS:
-                with delivered(urls, workers) as some:
+                with delivered(urls * DELIVERIES, workers) as some:
                     title = f"IMG delivered, {server}, {workers} worker{'s' if workers > 1 else ''}"
-                    contest = Contest(title, some, RAW, has_workers=True)
-                    contest.run(arguments.rounds)
-                contest.show()
-                contests.append(contest)
-    write_report(arguments.json, [contest.facts() for contest in contests])
-    plot_contests(arguments.plot, contests)
+                    yield Contest(title, some, RAW, has_workers=True)
+
+
+def remote(arguments: Namespace) -> list[dict[str, Any]]:
+    """Compare reading from each server."""
+    return [contest.run(arguments.rounds) for contest in contests_of(arguments)]
 
 
 if __name__ == "__main__":
-    main()
+    answer(options(__doc__), Question("remote", remote, 7), Question("stores", stores, 5), Question("http", http, 15))

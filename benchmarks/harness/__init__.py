@@ -1,0 +1,1 @@
+"""What all benchmarks share: the command line, contests, data, servers and the report."""

@@ -1,0 +1,1 @@
+"""The loaders that are compared, and the program that measures one."""

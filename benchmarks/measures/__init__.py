@@ -1,0 +1,1 @@
+"""The measurements of questions that are too long for a program."""
