@@ -27,7 +27,7 @@ from wds_datapipes.loading.torchdata_patches.on_import import has_dataloader2 as
 from wds_datapipes.loading.torchdata_patches.patches import apply as _apply_patches
 from wds_datapipes.loading.torchdata_patches.patches import list_patches
 from wds_datapipes.on_error.policy import ErrorBudget, read_quarantine
-from wds_datapipes.pipes import DatasetSpec, DirectoryShards, MockSamples, ShardList, Stage
+from wds_datapipes.pipes import Stage
 from wds_datapipes.pipes.samples.registered_decoders import register_decoder
 from wds_datapipes.samples.batching import collate_samples
 from wds_datapipes.samples.keys import first_dot, last_dot
@@ -40,6 +40,7 @@ if typing.TYPE_CHECKING:
     from wds_datapipes.loading.report import LoadingReport, WorkerReport
     from wds_datapipes.loading.service.service import ShardReadingService
     from wds_datapipes.loading.stateful_dataset.dataset import StatefulShards
+    from wds_datapipes.pipes import DatasetSpec, DirectoryShards, MockSamples, ShardList
     from wds_datapipes.pipes.samples.indexed_samples import IndexedSamples
     from wds_datapipes.tools.prepare.convert import ConvertedShard, convert_shards
     from wds_datapipes.tools.prepare.create import create_shards
@@ -108,6 +109,7 @@ _LATER = {
         "loading.report": "LoadingReport WorkerReport",
         "loading.service.service": "ShardReadingService",
         "loading.stateful_dataset.dataset": "StatefulShards",
+        "pipes": "DatasetSpec DirectoryShards MockSamples ShardList",
         "pipes.samples.indexed_samples": "IndexedSamples",
         "tools.prepare.convert": "ConvertedShard convert_shards",
         "tools.prepare.create": "create_shards",

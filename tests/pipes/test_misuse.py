@@ -83,7 +83,7 @@ ITEMS: dict[str, list[Any]] = {
     "unbatch_samples": [{"a": [1, 2]}],
 }
 STAGES: dict[str, Any] = {
-    name: vars(function)["__wrapped__"]
+    name: function.__wrapped__  # type: ignore[attr-defined]
     for name, function in IterDataPipe.functions.items()
     if getattr(getattr(function, "__wrapped__", None), "__module__", "").startswith("wds_datapipes.")
 }

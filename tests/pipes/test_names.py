@@ -20,7 +20,7 @@ from webdataset.compat import FluidInterface
 import wds_datapipes
 from wds_datapipes import ImageDecoder, MockSamples, ShardList
 from wds_datapipes.foreign_names import ARGUMENTS, HUGGING_FACE, TORCHDATA, WEBDATASET
-from wds_datapipes.pipes.stage import register_stage
+from wds_datapipes.pipes.functional_form import register_stage
 
 PAGE = (Path(__file__).parents[2] / "docs/how-to/move-from-webdataset.md").read_text("utf-8")
 SAMPLES = MockSamples({"__key__": "a", "jpg": b""}, 1)
@@ -144,7 +144,7 @@ class Noted(IterDataPipe[Any]):
 
 
 def test_every_keyword_reaches_the_class() -> None:
-    assert register_stage("noted_keywords")(Noted) is Noted
+    register_stage("noted_keywords", __name__, "Noted")
     names = {"cls": 1, "source": 2, "source_dp": 3, "self": 4, "stage": 5}
     source: IterDataPipe[Any] = IterableWrapper([])
     stage = source.noted_keywords("word", **names)
@@ -156,4 +156,4 @@ def test_every_keyword_reaches_the_class() -> None:
 
 def test_a_name_is_registered_once() -> None:
     with pytest.raises(ValueError, match=naming("Noted", "'batch'")):
-        register_stage("batch")(Noted)
+        register_stage("batch", __name__, "Noted")

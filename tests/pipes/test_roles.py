@@ -21,7 +21,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper, Mapper
 from torch.utils.data.graph_settings import apply_random_seed
 
 import wds_datapipes
-from wds_datapipes import Member, ShardList, Stage
+from wds_datapipes import Member, ShardList, Stage, pipes
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.foreign_stages import STAGES, declared
 from wds_datapipes.pipes.graph import PipelineGraph, graph_of
@@ -35,6 +35,7 @@ MODULES = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): pat
 #: The modules that may distinguish classes of stages: the table, the base class, and the tables of names.
 ALLOWED = {
     *("wds_datapipes.pipes.foreign_stages", "wds_datapipes.pipes.stage", "wds_datapipes.__init__"),
+    "wds_datapipes.pipes.__init__",
     "wds_datapipes.foreign_names",
     "wds_datapipes.__main__",  # runs the command line
 }
@@ -44,6 +45,8 @@ ROLES = (Source, Transform, Buffer, Splitter, Loader)
 
 def kinds_of(package: str) -> dict[str, type[Any]]:
     """Return the classes of stages by name, of this package or another one."""
+    for name in pipes.__all__:
+        getattr(pipes, name)  # imports its module
     found: dict[str, type[Any]] = {}
     left: list[type[Any]] = [IterDataPipe, MapDataPipe]
     while left:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from wds_datapipes.datapipes import IterDataPipe, MapDataPipe
+from wds_datapipes.pipes.functional_form import FunctionalForm
 
 #: The maximum number of sources in a collection. Larger collections hold data and would take too long to search.
 _MAX_SOURCES = 1000
@@ -56,9 +57,17 @@ def name_of(stage: Any) -> str:
 
 def functional_name_of(stage: Any) -> str:
     """Return the method that appends a stage to a pipeline, such as ``.batch``, or the class of a source."""
-    names = {getattr(build, "__wrapped__", build): name for name, build in IterDataPipe.functions.items()}
-    name = next((names[kind] for kind in type(stage).__mro__ if kind in names), None)
+    names = {_key_of(build): name for name, build in IterDataPipe.functions.items()}
+    name = next((names[key] for key in map(_key_of, type(stage).__mro__) if key in names), None)
     return name_of(stage) if name is None or next(sources_of(stage), None) is None else f".{name}"
+
+
+def _key_of(build: Any) -> Any:
+    """Return the full name of a class, or of that which a functional form builds, without importing it."""
+    if isinstance(build, FunctionalForm):
+        return build.path
+    kind = getattr(build, "__wrapped__", build)
+    return f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) else kind
 
 
 def call_of(stage: Any) -> str:

@@ -1,13 +1,12 @@
-"""Base class and registration of stages, and a wrapper that hides values from torch."""
+"""Base classes of stages, and a wrapper that hides values from torch."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import update_wrapper
 from typing import Any, Generic, TypeVar
 
-from wds_datapipes.arguments import check_call, checks_calls
+from wds_datapipes.arguments import checks_calls
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.datapipes.iteration import checked
 from wds_datapipes.errors import StateError
@@ -300,32 +299,6 @@ def position_reader_of(pipe: Any) -> Callable[[], SamplePosition] | None:
             return None
         pipe = sources[0]
     return reader
-
-
-def register_stage(name: str) -> Callable[[C], C]:
-    """Register a class as a stage, like torch's ``functional_datapipe``, but allow any keyword.
-
-    torch builds the stage in a function with the parameters ``cls`` and ``source_dp``, which raises TypeError for
-    keywords with these names, although ``cls`` is one of the most common fields.
-
-    Raises:
-        ValueError: another stage has this name.
-    """
-
-    def register(stage: C) -> C:
-        if name in IterDataPipe.functions:
-            raise ValueError(f"cannot register {stage.__name__}: another stage has the name {name!r}")
-
-        construct: Callable[..., IterDataPipe[Any]] = stage
-
-        def build(source: IterDataPipe[Any], /, *arguments: Any, **options: Any) -> IterDataPipe[Any]:
-            check_call(f".{name}()", vars(stage)["__init__"], (None, source, *arguments), options, hidden=2)
-            return construct(source, *arguments, **options)
-
-        IterDataPipe.register_function(name, update_wrapper(build, stage, assigned=("__doc__",), updated=()))
-        return stage
-
-    return register
 
 
 class OpaqueValue(Generic[T]):

@@ -8,12 +8,11 @@ from typing import Any
 from wds_datapipes.arguments import check_choice
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.on_error.policy import OnError
-from wds_datapipes.pipes.stage import FunctionStage, register_stage
+from wds_datapipes.pipes.stage import FunctionStage
 from wds_datapipes.samples.fields import Entry, Lacking, associate
 from wds_datapipes.types import Sample
 
 
-@register_stage("associate")
 class Associator(FunctionStage[Sample]):
     """Add fields from a table, looked up by a sample's key or shard (functional name: ``associate``).
 

@@ -11,11 +11,9 @@ from wds_datapipes.arguments import check_optional_integer
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.pipes.samples.buffer import BufferingStage
-from wds_datapipes.pipes.stage import register_stage
 from wds_datapipes.samples.bucketing import Length, LengthBuckets, bucket_samples
 
 
-@register_stage("bucket_samples")
 class SampleBucketer(BufferingStage[list[Any]]):
     """Batch samples of similar length, so that they need little padding (functional name: ``bucket_samples``).
 

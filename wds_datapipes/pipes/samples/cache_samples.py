@@ -17,13 +17,12 @@ from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.groups import groups_of, part_in
 from wds_datapipes.pipes.inspection import splits, takes_seed
 from wds_datapipes.pipes.roles import Transform
-from wds_datapipes.pipes.stage import EngineStage, register_stage
+from wds_datapipes.pipes.stage import EngineStage
 from wds_datapipes.pipes.state.description import FREE, descriptions
 from wds_datapipes.samples.caching import CachedPart, MemoryCache, cached_on_disk
 from wds_datapipes.seeds import derived_seed
 
 
-@register_stage("cache_samples")
 class SampleCacher(Transform, EngineStage[Any]):
     """Cache the samples of the first complete pass for all later passes (functional name: ``cache_samples``).
 

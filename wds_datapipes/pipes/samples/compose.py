@@ -8,10 +8,9 @@ from typing import Any
 from wds_datapipes.arguments import check_callable
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.pipes.roles import Buffer
-from wds_datapipes.pipes.stage import EngineStage, OpaqueValue, register_stage
+from wds_datapipes.pipes.stage import EngineStage, OpaqueValue
 
 
-@register_stage("compose")
 class StreamComposer(Buffer, EngineStage[Any]):
     """Apply a function to the whole stream of items (functional name: ``compose``).
 

@@ -14,7 +14,6 @@ from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import OnError, refuse_handler
 from wds_datapipes.pipes.samples.seeded_samples import SeedingStage
-from wds_datapipes.pipes.stage import register_stage
 from wds_datapipes.types import Sample
 
 if TYPE_CHECKING:
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 from wds_datapipes.pipes.samples.decoding import DecodingStage
 
 
-@register_stage("decode_batch")
 class BatchDecoder(DecodingStage[dict[str, Any]]):
     """Decode batches of samples, with all images of a field in one tensor (functional name: ``decode_batch``).
 

@@ -11,7 +11,6 @@ from wds_datapipes.on_error.policy import OnError, check_on_error
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.samples.positioned_samples import PositionedSamples
 from wds_datapipes.pipes.shards.shard_reading import ShardReadingStage
-from wds_datapipes.pipes.stage import register_stage
 from wds_datapipes.samples.grouping import OnDuplicate, OnRepeatedKey, SampleGrouping, split_by_shard
 from wds_datapipes.samples.keys import KeyRule, check_key_rule, first_dot
 from wds_datapipes.shards.loading import ShardMembers
@@ -19,7 +18,6 @@ from wds_datapipes.shards.position import Resume
 from wds_datapipes.types import Member
 
 
-@register_stage("group_samples")
 class SampleGrouper(PositionedSamples):
     """Group adjacent files with the same key into samples (functional name: ``group_samples``).
 

@@ -11,11 +11,10 @@ from wds_datapipes.arguments import check_integer, check_optional_integer
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.epoch import Epoch
 from wds_datapipes.pipes.instance import instance_of_process
-from wds_datapipes.pipes.stage import CountingStage, register_stage
+from wds_datapipes.pipes.stage import CountingStage
 from wds_datapipes.samples.sample_log import LogTarget, log_samples
 
 
-@register_stage("log_samples")
 class SampleLogger(CountingStage[Any]):
     """Log a summary of some samples, and the positions of all (functional name: ``log_samples``).
 

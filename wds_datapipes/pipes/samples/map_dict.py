@@ -5,12 +5,11 @@ from __future__ import annotations
 from wds_datapipes.arguments import check_callable
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.on_error.policy import OnError, refuse_handler
-from wds_datapipes.pipes.stage import FunctionStage, register_stage
+from wds_datapipes.pipes.stage import FunctionStage
 from wds_datapipes.samples.fields import Function, map_dict
 from wds_datapipes.types import Sample
 
 
-@register_stage("map_dict")
 class DictMapper(FunctionStage[Sample]):
     """Apply functions to fields by name (functional name: ``map_dict``).
 

@@ -7,11 +7,10 @@ from typing import Any
 from wds_datapipes.arguments import check_callable
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.on_error.policy import OnError
-from wds_datapipes.pipes.stage import FunctionStage, register_stage
+from wds_datapipes.pipes.stage import FunctionStage
 from wds_datapipes.samples.fields import Function, map_samples
 
 
-@register_stage("map_samples")
 class SampleMapper(FunctionStage[Any]):
     """Apply a function to whole samples (functional name: ``map_samples``).
 

@@ -10,11 +10,9 @@ from wds_datapipes.arguments import check_callable
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.pipes.samples.seeded_samples import SeedingStage
-from wds_datapipes.pipes.stage import register_stage
 from wds_datapipes.samples.sampling import map_samples_with_rng
 
 
-@register_stage("map_samples_with_rng")
 class RngSampleMapper(SeedingStage[Any]):
     """Apply a function with a seeded random generator to each sample (functional name: ``map_samples_with_rng``).
 

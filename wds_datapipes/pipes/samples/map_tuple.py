@@ -8,11 +8,10 @@ from typing import Any
 from wds_datapipes.arguments import check_callable
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.on_error.policy import OnError
-from wds_datapipes.pipes.stage import FunctionStage, register_stage
+from wds_datapipes.pipes.stage import FunctionStage
 from wds_datapipes.samples.fields import Function, map_tuple
 
 
-@register_stage("map_tuple")
 class TupleMapper(FunctionStage[tuple[Any, ...]]):
     """Apply functions to the elements of tuples by position (functional name: ``map_tuple``).
 

@@ -13,7 +13,7 @@ from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.instance import instance_of
 from wds_datapipes.pipes.roles import Transform
 from wds_datapipes.pipes.sharding import has_no_shards, refuse_remote, rotation_period
-from wds_datapipes.pipes.stage import SnapshotStage, position_reader_of, register_stage
+from wds_datapipes.pipes.stage import SnapshotStage, position_reader_of
 from wds_datapipes.pipes.state.nested_sources import BEGINNING, NestedPasses, first_seeds
 from wds_datapipes.pipes.state.pipeline_state import reshard_states
 from wds_datapipes.pipes.state.seeding import SeededStage
@@ -23,7 +23,6 @@ from wds_datapipes.shards.held_samples import NONE_AWAITED, Awaited
 from wds_datapipes.shards.position import Resharding, SamplePosition
 
 
-@register_stage("mix_samples")
 class SampleMixer(Transform, SeededStage, SnapshotStage[Any]):
     """Mix this source with others (functional name: ``mix_samples``).
 

@@ -6,11 +6,10 @@ from typing import Any
 
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.pipes.inspection import name_of
-from wds_datapipes.pipes.stage import CountingStage, register_stage
+from wds_datapipes.pipes.stage import CountingStage
 from wds_datapipes.samples.sampling import non_empty
 
 
-@register_stage("non_empty")
 class NonEmptyChecker(CountingStage[Any]):
     """Raise an error if a source yields nothing (functional name: ``non_empty``).
 

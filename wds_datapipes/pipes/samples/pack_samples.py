@@ -9,12 +9,10 @@ from wds_datapipes.arguments import check_choice, check_integer
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.pipes.samples.buffer import BufferingStage
-from wds_datapipes.pipes.stage import register_stage
 from wds_datapipes.samples.packing import Layout, LongSamples, RowFormat, pack_samples
 from wds_datapipes.types import Sample
 
 
-@register_stage("pack_samples")
 class SamplePacker(BufferingStage[Sample]):
     """Pack token sequences of several samples into rows of at most a given length (functional name: ``pack_samples``).
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.on_error.policy import OnError, refuse_handler
-from wds_datapipes.pipes.stage import FunctionStage, register_stage
+from wds_datapipes.pipes.stage import FunctionStage
 from wds_datapipes.samples.select import parse_specs, rename
 from wds_datapipes.types import Sample
 
 
-@register_stage("rename")
 class FieldRenamer(FunctionStage[Sample]):
     """Rename fields (functional name: ``rename``).
 

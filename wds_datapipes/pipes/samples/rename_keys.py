@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.on_error.policy import OnError, refuse_handler
-from wds_datapipes.pipes.stage import FunctionStage, register_stage
+from wds_datapipes.pipes.stage import FunctionStage
 from wds_datapipes.samples.select import parse_rules, rename_keys
 from wds_datapipes.types import Sample
 
 
-@register_stage("rename_keys")
 class KeyRenamer(FunctionStage[Sample]):
     """Rename the fields that match patterns (functional name: ``rename_keys``).
 

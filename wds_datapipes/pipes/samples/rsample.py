@@ -7,13 +7,12 @@ from typing import Any
 
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.pipes.instance import instance_of
-from wds_datapipes.pipes.stage import CountingStage, register_stage
+from wds_datapipes.pipes.stage import CountingStage
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.samples.sampling import rsample
 from wds_datapipes.seeds import derived_seed
 
 
-@register_stage("rsample")
 class SampleRsampler(SeededStage, CountingStage[Any]):
     """Keep each sample with a given probability (functional name: ``rsample``).
 

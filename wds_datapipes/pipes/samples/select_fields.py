@@ -5,13 +5,12 @@ from __future__ import annotations
 from wds_datapipes.arguments import check_choice
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.on_error.policy import OnError
-from wds_datapipes.pipes.stage import FunctionStage, register_stage
+from wds_datapipes.pipes.stage import FunctionStage
 from wds_datapipes.samples.fields import Lacking
 from wds_datapipes.samples.select import Alternatives, parse_patterns, select_fields
 from wds_datapipes.types import Sample
 
 
-@register_stage("select_fields")
 class FieldSelector(FunctionStage[Sample]):
     """Keep only the fields that match patterns (functional name: ``select_fields``).
 

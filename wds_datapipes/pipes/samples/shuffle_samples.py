@@ -10,7 +10,6 @@ from typing import Any
 from wds_datapipes.arguments import check_integer, check_optional_integer
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.pipes.samples.buffer import BufferingStage
-from wds_datapipes.pipes.stage import register_stage
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.samples.shuffling import BUFFER_SIZE, ShuffleState, shuffle_samples
 from wds_datapipes.shards.held_samples import NONE_AWAITED, Awaited
@@ -18,7 +17,6 @@ from wds_datapipes.shards.position import SamplePosition
 from wds_datapipes.types import Sample
 
 
-@register_stage("shuffle_samples")
 class SampleShuffler(SeededStage, BufferingStage[Sample]):
     """Shuffle samples through a buffer of bounded size (functional name: ``shuffle_samples``).
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from wds_datapipes.datapipes import IterDataPipe
-from wds_datapipes.pipes.stage import CountingStage, register_stage
+from wds_datapipes.pipes.stage import CountingStage
 from wds_datapipes.samples.sampling import parse_slice, slice_samples
 
 
-@register_stage("slice_samples")
 class SampleSlicer(CountingStage[Any]):
     """Keep the samples at some positions (functional name: ``slice_samples``).
 

@@ -7,13 +7,12 @@ from typing import Any
 from wds_datapipes.arguments import check_choice
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.on_error.policy import OnError
-from wds_datapipes.pipes.stage import FunctionStage, register_stage
+from wds_datapipes.pipes.stage import FunctionStage
 from wds_datapipes.samples.fields import Missing
 from wds_datapipes.samples.select import parse_specs, to_tuple
 from wds_datapipes.types import Sample
 
 
-@register_stage("to_tuple")
 class TupleMaker(FunctionStage[tuple[Any, ...]]):
     """Turn samples into tuples of selected fields (functional name: ``to_tuple``).
 

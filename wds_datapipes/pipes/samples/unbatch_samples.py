@@ -7,11 +7,10 @@ from typing import Any
 
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.pipes.roles import Buffer
-from wds_datapipes.pipes.stage import EngineStage, register_stage
+from wds_datapipes.pipes.stage import EngineStage
 from wds_datapipes.samples.batching import unbatch_samples
 
 
-@register_stage("unbatch_samples")
 class SampleUnbatcher(Buffer, EngineStage[Any]):
     """Split collated batches into samples (functional name: ``unbatch_samples``).
 

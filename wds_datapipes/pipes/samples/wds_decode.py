@@ -9,7 +9,6 @@ from wds_datapipes.codecs.decoding import Decoder, DecoderChain
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import OnError, refuse_handler
 from wds_datapipes.pipes.samples.seeded_samples import SeedingStage
-from wds_datapipes.pipes.stage import register_stage
 from wds_datapipes.types import Sample
 
 if TYPE_CHECKING:
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
 from wds_datapipes.pipes.samples.decoding import DecodingStage, decode_samples
 
 
-@register_stage("wds_decode")
 class SampleDecoder(DecodingStage[Sample]):
     """Decodes the fields of samples, each by its extension (functional name: ``wds_decode``).
 

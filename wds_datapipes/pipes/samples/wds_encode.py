@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 from wds_datapipes.codecs.encoding import EncoderChain, FieldEncoder
 from wds_datapipes.codecs.field_chain import convert_samples
 from wds_datapipes.on_error.policy import OnError, refuse_handler
-from wds_datapipes.pipes.stage import FunctionStage, register_stage
+from wds_datapipes.pipes.stage import FunctionStage
 from wds_datapipes.types import Sample
 
 if TYPE_CHECKING:
     pass
 
 
-@register_stage("wds_encode")
 class SampleEncoder(FunctionStage[Sample]):
     """Encodes the fields of samples, each by its extension (functional name: ``wds_encode``).
 

@@ -12,7 +12,7 @@ from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.instance import instance_of
 from wds_datapipes.pipes.roles import Transform
 from wds_datapipes.pipes.sharding import has_no_shards, number_instances, refuse_remote, rotation_period
-from wds_datapipes.pipes.stage import SnapshotStage, position_reader_of, register_stage
+from wds_datapipes.pipes.stage import SnapshotStage, position_reader_of
 from wds_datapipes.pipes.state.nested_sources import NestedPasses
 from wds_datapipes.samples.epochs import Stream
 from wds_datapipes.shards.held_samples import NONE_AWAITED, Awaited
@@ -20,7 +20,6 @@ from wds_datapipes.shards.position import SamplePosition
 from wds_datapipes.types import Instance
 
 
-@register_stage("with_epoch")
 class EpochSetter(Transform, SnapshotStage[Any]):
     """End each epoch after ``n`` items and continue from there in the next (functional name: ``with_epoch``).
 

@@ -8,11 +8,10 @@ from typing import Any
 from wds_datapipes.arguments import check_integer
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.pipes.roles import Transform
-from wds_datapipes.pipes.stage import EngineStage, register_stage
+from wds_datapipes.pipes.stage import EngineStage
 from wds_datapipes.types import Instance
 
 
-@register_stage("with_length")
 class LengthSetter(Transform, EngineStage[Any]):
     """Declare the number of items, without changing them (functional name: ``with_length``).
 

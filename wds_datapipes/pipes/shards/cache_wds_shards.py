@@ -11,7 +11,7 @@ from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.roles import Transform
-from wds_datapipes.pipes.stage import EngineStage, register_stage
+from wds_datapipes.pipes.stage import EngineStage
 from wds_datapipes.redaction.signatures import without_signature
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 VERBOSE = "WDS_VERBOSE_CACHE"
 
 
-@register_stage("cache_wds_shards")
 class ShardCacher(Transform, EngineStage[str]):
     """Reads shards from local copies, which are downloaded on first use (functional name: ``cache_wds_shards``).
 

@@ -13,7 +13,6 @@ from wds_datapipes.io.timeouts import Timeouts
 from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.pipes.samples.positioned_samples import PositionedSamples
 from wds_datapipes.pipes.shards.shard_reading import ShardReadingStage
-from wds_datapipes.pipes.stage import register_stage
 from wds_datapipes.samples.grouping import RecordGrouping
 from wds_datapipes.shards.loading import ShardMembers
 from wds_datapipes.shards.position import Resume
@@ -21,7 +20,6 @@ from wds_datapipes.shards.records import KEY, FormatName, RecordOptions
 from wds_datapipes.types import Sample
 
 
-@register_stage("load_wds_records")
 class RecordLoader(PositionedSamples, ShardReadingStage[Sample]):
     r"""Read a sample from each record of each shard (functional name: ``load_wds_records``).
 

@@ -11,13 +11,11 @@ from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.io.timeouts import Timeouts
 from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.pipes.shards.shard_reading import ShardReadingStage
-from wds_datapipes.pipes.stage import register_stage
 from wds_datapipes.shards.loading import TarOptions
 from wds_datapipes.tar.headers import EndMarker
 from wds_datapipes.types import Member
 
 
-@register_stage("load_wds_shards")
 class ShardLoader(ShardReadingStage[Member]):
     """Read the files of each shard (functional name: ``load_wds_shards``).
 

@@ -13,13 +13,11 @@ from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.pipes.groups import Groups
 from wds_datapipes.pipes.instance import instance_in
 from wds_datapipes.pipes.sharding import SplittingStage
-from wds_datapipes.pipes.stage import register_stage
 from wds_datapipes.pipes.state.empty_passes import EmptyPassGuard
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.seeds import derived_seed
 
 
-@register_stage("resample_wds_shards")
 class ShardResampler(SeededStage, SplittingStage[str]):
     """Draw shards at random with replacement, endlessly by default (functional name: ``resample_wds_shards``).
 

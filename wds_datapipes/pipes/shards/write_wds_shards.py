@@ -12,7 +12,7 @@ from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.pipes.inspection import name_of
 from wds_datapipes.pipes.instance import instance_of_process
 from wds_datapipes.pipes.roles import Buffer
-from wds_datapipes.pipes.stage import FunctionStage, register_stage
+from wds_datapipes.pipes.stage import FunctionStage
 from wds_datapipes.types import Sample, ShardInfo
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from wds_datapipes.writing.shard_writer import OldShards
 
 
-@register_stage("write_wds_shards")
 class SampleWriter(Buffer, FunctionStage[ShardInfo]):
     """Writes samples to shards, as `ShardWriter` does (functional name: ``write_wds_shards``).
 
