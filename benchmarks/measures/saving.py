@@ -27,7 +27,7 @@ from harness.processes import in_child
 
 from wds_datapipes import ShardList, ShardReadingService
 from wds_datapipes.loading.checkpoint.format import checkpoints_in
-from wds_datapipes.loading.progress import SnapshotWriter
+from wds_datapipes.loading.snapshots import SnapshotWriter
 from wds_datapipes.shards.position import unpack_positions
 
 # Silenced by the import above.

@@ -126,6 +126,13 @@ class Entry:
             part.unlink(missing_ok=True)
             raise
 
+    def size(self) -> int:
+        """Return the size of the copy in bytes; 0 if there is none."""
+        try:
+            return self.path.stat().st_size
+        except FileNotFoundError:
+            return 0
+
     def last_use(self) -> int:
         """Return the time of the copy's last use in nanoseconds; 0 if nothing is recorded."""
         return modified_ns(self.facts_path)

@@ -11,7 +11,7 @@ import pytest
 
 import wds_datapipes
 from wds_datapipes.hints import END_MARKER, IGNORE_ZEROS, LAST_DOT, LIMITS, REKEY, REMOVE_OLD, WRITE_NO_RULE, Message
-from wds_datapipes.tools.cli import app, messages
+from wds_datapipes.tools.cli import app, errors
 from wds_datapipes.tools.cli.app import COMMANDS
 
 #: The options and arguments of each command.
@@ -153,5 +153,5 @@ def test_texts_of_a_command_name_its_options(path: Path) -> None:
 )
 def test_advice_to_pass_an_argument_names_the_option(message: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     available = frozenset({"--end-marker", "--remove-old", "--key-rule", "--limit", "--rekey"})
-    monkeypatch.setattr(messages, "available_options", available)
-    assert messages.on_one_line(message) == line
+    monkeypatch.setattr(errors, "available_options", available)
+    assert errors.on_one_line(message) == line

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from wds_datapipes.epoch import NO_EPOCH, Epoch
 from wds_datapipes.loading.checkpoint.format import WorkerState
-from wds_datapipes.loading.progress import LoopPosition
+from wds_datapipes.loading.snapshots import LoopPosition
 from wds_datapipes.received_epochs import UNKNOWN, Left, ReceivedEpochs
 
 #: A worker yields this after its last item if the next epoch continues the stream, to carry its final position.

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from wds_datapipes.counters import Skipped
 from wds_datapipes.errors import WorkerDiedError, WorkerTimeoutError
 from wds_datapipes.loading.checkpoint.format import WorkerState
-from wds_datapipes.loading.progress import LoopPosition
 from wds_datapipes.loading.report import WorkerReport, wait_bucket
+from wds_datapipes.loading.snapshots import LoopPosition
 from wds_datapipes.loading.transport.protocol import Header, Kind
 from wds_datapipes.loading.transport.receiver import ReceivedMessage, Receiver
 from wds_datapipes.loading.transport.status_page import Work

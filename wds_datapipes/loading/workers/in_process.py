@@ -12,8 +12,8 @@ from typing import Any
 from wds_datapipes.counters import Counters
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
 from wds_datapipes.loading.epoch_run import EpochRun, EpochStart
-from wds_datapipes.loading.progress import LoopPosition, SnapshotWriter
 from wds_datapipes.loading.report import SHORTEST_S, WorkerReport, wait_bucket
+from wds_datapipes.loading.snapshots import LoopPosition, SnapshotWriter
 from wds_datapipes.loading.torchdata_api import WorkerInfo
 from wds_datapipes.loading.workers.loop_items import LoopItems, Pipe
 from wds_datapipes.pipes.graph import PipelineGraph

@@ -14,8 +14,8 @@ from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.epoch import Epoch
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
-from wds_datapipes.loading.progress import LoopPosition
 from wds_datapipes.loading.report import LoadingReport, WorkerReport, log_skipped, log_stragglers
+from wds_datapipes.loading.snapshots import LoopPosition
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.roles import Loader
 from wds_datapipes.pipes.stage import Stage, iterated_by_loader

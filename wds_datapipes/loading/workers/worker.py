@@ -15,7 +15,7 @@ import torch
 
 from wds_datapipes.loading.checkpoint.format import WorkerState
 from wds_datapipes.loading.epoch_run import EpochRun, EpochStart, call_with_pipeline
-from wds_datapipes.loading.progress import SnapshotWriter
+from wds_datapipes.loading.snapshots import SnapshotWriter
 from wds_datapipes.loading.splitting import split_by_worker
 from wds_datapipes.loading.torchdata_api import WorkerInfo, extract_wrapper
 from wds_datapipes.loading.transport.protocol import Kind

@@ -12,7 +12,7 @@ from cyclopts import App, CycloptsError, Group, MissingArgumentError, Parameter
 from cyclopts.argument import ArgumentCollection
 
 import wds_datapipes
-from wds_datapipes.tools.cli.messages import WrongUse, available_options
+from wds_datapipes.tools.cli.errors import WrongUse, available_options
 
 PROGRAM = "wds-datapipes"
 #: The commands in the order of the help page, each in a module of its name.

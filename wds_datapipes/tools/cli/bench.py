@@ -11,7 +11,7 @@ from wds_datapipes.hints import Message
 from wds_datapipes.parallel.progress import human_bytes
 from wds_datapipes.system import processor_count
 from wds_datapipes.tools.bench.measure import BenchmarkOptions, ShardBenchmark, measure_shards
-from wds_datapipes.tools.cli.messages import FAULT_FOUND, WrongUse, printable
+from wds_datapipes.tools.cli.errors import FAULT_FOUND, WrongUse, printable
 from wds_datapipes.tools.cli.options.read import READ, ReadArguments, Shards
 from wds_datapipes.tools.cli.options.values import Positive, load_function, metavar
 from wds_datapipes.tools.cli.printing import print_error, print_json, print_table

@@ -9,7 +9,7 @@ from cyclopts import Group, Parameter
 
 from wds_datapipes.samples.fields import Lacking
 from wds_datapipes.tools.cli.copying import copy_samples, open_output, report_copied
-from wds_datapipes.tools.cli.messages import WrongUse
+from wds_datapipes.tools.cli.errors import WrongUse
 from wds_datapipes.tools.cli.options.read import Shards
 from wds_datapipes.tools.cli.options.values import FileOrUrl, metavar, parse_pairs, wrong_use
 from wds_datapipes.tools.cli.options.write import COPY, CopyArguments, Rekey

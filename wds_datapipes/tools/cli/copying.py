@@ -11,7 +11,7 @@ from wds_datapipes.errors import EncodeError
 from wds_datapipes.hints import REMOVE_OLD, Message
 from wds_datapipes.io.openers import redact
 from wds_datapipes.parallel.progress import ProgressMeter
-from wds_datapipes.tools.cli.messages import FAULT_FOUND, WrongUse
+from wds_datapipes.tools.cli.errors import FAULT_FOUND, WrongUse
 from wds_datapipes.tools.cli.options.values import wrong_use
 from wds_datapipes.tools.cli.options.write import CopyArguments
 from wds_datapipes.tools.cli.printing import print_error, print_nothing_found, report_shards

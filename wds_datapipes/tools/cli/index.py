@@ -14,7 +14,7 @@ from wds_datapipes.index.format.options import IndexOptions
 from wds_datapipes.index.format.user_columns import ComputeColumns
 from wds_datapipes.io.openers import redact
 from wds_datapipes.parallel.map_shards import collect_shards
-from wds_datapipes.tools.cli.messages import WrongUse, printable
+from wds_datapipes.tools.cli.errors import WrongUse, printable
 from wds_datapipes.tools.cli.options.read import READ, ReadArguments, Shards, Workers
 from wds_datapipes.tools.cli.options.values import FileOrUrl, load_function, metavar, parse_pairs, wrong_use
 from wds_datapipes.tools.cli.printing import print_json

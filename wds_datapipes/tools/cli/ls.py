@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from wds_datapipes.index.format.shard_index import IndexedSample
 from wds_datapipes.io.openers import redact
-from wds_datapipes.tools.cli.messages import printable
+from wds_datapipes.tools.cli.errors import printable
 from wds_datapipes.tools.cli.options.read import READ, ReadArguments, Shards
 from wds_datapipes.tools.cli.options.values import Positive
 from wds_datapipes.tools.cli.printing import end_with_faults, print_error, print_json, print_nothing_found

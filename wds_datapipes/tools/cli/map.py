@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Group, Parameter
 
 from wds_datapipes.errors import ConversionError, StateError
-from wds_datapipes.tools.cli.messages import FAULT_FOUND, WrongUse
+from wds_datapipes.tools.cli.errors import FAULT_FOUND, WrongUse
 from wds_datapipes.tools.cli.options.read import READ, ReadArguments, Shards, Workers
 from wds_datapipes.tools.cli.options.values import FileOrUrl, Natural, load_function, metavar, parse_decoders, wrong_use
 from wds_datapipes.tools.cli.printing import print_error, report_shards

@@ -20,7 +20,7 @@ from wds_datapipes.index.order.batch_share import Remainder
 from wds_datapipes.index.order.sample_order import Order
 from wds_datapipes.io.compression.formats import strip_shard_suffix
 from wds_datapipes.parallel.progress import human_bytes
-from wds_datapipes.tools.cli.messages import WrongUse
+from wds_datapipes.tools.cli.errors import WrongUse
 from wds_datapipes.tools.cli.options.read import STORE, StoreArguments
 from wds_datapipes.tools.cli.options.values import FileOrUrl, metavar, parse_bytes, parse_pairs, wrong_use
 from wds_datapipes.tools.cli.printing import print_json, print_table

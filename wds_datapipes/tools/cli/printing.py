@@ -12,7 +12,7 @@ from wds_datapipes.errors import WdsError, plural
 from wds_datapipes.hints import Message
 from wds_datapipes.io.openers import redact
 from wds_datapipes.parallel.progress import human_bytes
-from wds_datapipes.tools.cli.messages import FAULT_FOUND, WRONG_USE, on_one_line, print_line, printable
+from wds_datapipes.tools.cli.errors import FAULT_FOUND, WRONG_USE, on_one_line, print_line, printable
 from wds_datapipes.tools.prepare.shard_contents import ShardFault
 from wds_datapipes.tools.prepare.shard_run import ConvertedShard
 from wds_datapipes.types import ShardInfo

@@ -1,4 +1,4 @@
-"""The program that runs the commands: exit codes, standard streams and error messages."""
+"""The program that runs the commands, with their exit codes, on its standard streams."""
 
 from __future__ import annotations
 
@@ -11,22 +11,15 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from wds_datapipes.errors import (
-    MissingDependencyError,
-    ShardOpenError,
-    SpecError,
-    UnknownSchemeError,
-    UnsafeInputError,
-    WdsError,
-)
+from wds_datapipes.errors import WdsError
 from wds_datapipes.redaction import redact
 from wds_datapipes.tools.cli.app import parse
-from wds_datapipes.tools.cli.messages import (
+from wds_datapipes.tools.cli.errors import (
     FAULT_FOUND,
     INTERRUPTED,
     UNREAD,
-    WRONG_USE,
     WrongUse,
+    exit_code_of,
     message_of,
     on_one_line,
     print_line,
@@ -36,8 +29,6 @@ from wds_datapipes.tools.cli.messages import (
 
 #: Errors of standard output: its reader has ended, its device is full, or it is closed. Those of files are `WdsError`.
 OUTPUT_ERRORS = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
-#: Errors that are fixed by changing the command line, not the data.
-USER_ERRORS = (MissingDependencyError, SpecError, ShardOpenError, UnknownSchemeError, UnsafeInputError, WrongUse)
 
 
 def main() -> None:
@@ -76,7 +67,7 @@ def run(arguments: Sequence[str]) -> int:
         for word in arguments:
             message = message.replace(word, redact(word))
         print_line(f"Error: {on_one_line(message)}")
-        return WRONG_USE if isinstance(error, USER_ERRORS) else FAULT_FOUND
+        return exit_code_of(error)
     except OSError as error:
         if error.filename is not None or error.errno not in OUTPUT_ERRORS:
             raise

@@ -17,7 +17,7 @@ from wds_datapipes.errors import plural
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.sidecars import write_sidecar
 from wds_datapipes.parallel.progress import ProgressMeter, human_bytes
-from wds_datapipes.tools.cli.messages import WrongUse, printable
+from wds_datapipes.tools.cli.errors import WrongUse, printable
 from wds_datapipes.tools.cli.options.read import READ, ReadArguments, Shards
 from wds_datapipes.tools.cli.options.values import FileOrUrl, Natural, Positive, metavar
 from wds_datapipes.tools.cli.printing import end_with_faults, print_json

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from wds_datapipes.samples.keys import KeySplit
 from wds_datapipes.tools.cli.copying import copy_samples, open_output, report_copied, written_by
-from wds_datapipes.tools.cli.messages import WrongUse
+from wds_datapipes.tools.cli.errors import WrongUse
 from wds_datapipes.tools.cli.options.read import Shards
 from wds_datapipes.tools.cli.options.values import FileOrUrl, metavar, parse_pairs
 from wds_datapipes.tools.cli.options.write import COPY, CopyArguments

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from wds_datapipes.errors import plural
 from wds_datapipes.parallel.progress import human_bytes
-from wds_datapipes.tools.cli.messages import WrongUse, printable
+from wds_datapipes.tools.cli.errors import WrongUse, printable
 from wds_datapipes.tools.cli.options.read import READ, ReadArguments, Shards, Workers
 from wds_datapipes.tools.cli.options.values import metavar
 from wds_datapipes.tools.cli.printing import end_with_faults, print_json, print_table, size_of_shards

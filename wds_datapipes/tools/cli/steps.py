@@ -14,7 +14,7 @@ import torch
 from wds_datapipes.errors import plural
 from wds_datapipes.io.sidecars import write_sidecar
 from wds_datapipes.loading.checkpoint.format import STATE
-from wds_datapipes.tools.cli.messages import FAULT_FOUND, WrongUse, printable
+from wds_datapipes.tools.cli.errors import FAULT_FOUND, WrongUse, printable
 from wds_datapipes.tools.cli.options.values import FileOrUrl, load_function, metavar, wrong_use
 from wds_datapipes.tools.cli.printing import print_error, print_json, print_table
 from wds_datapipes.tools.cli.show import sheet_as_html

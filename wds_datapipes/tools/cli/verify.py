@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from wds_datapipes.errors import plural
 from wds_datapipes.index.format.manifest import read_manifest
-from wds_datapipes.tools.cli.messages import FAULT_FOUND, WrongUse, on_one_line, printable
+from wds_datapipes.tools.cli.errors import FAULT_FOUND, WrongUse, on_one_line, printable
 from wds_datapipes.tools.cli.options.read import READ, ReadArguments, Shards, Workers
 from wds_datapipes.tools.cli.options.values import FileOrUrl, Natural, metavar
 from wds_datapipes.tools.cli.printing import print_json, size_of_shards

@@ -5,7 +5,7 @@ from __future__ import annotations
 from wds_datapipes.errors import plural
 from wds_datapipes.parallel.progress import human_bytes
 from wds_datapipes.shard_cache.eviction import evict, evictable
-from wds_datapipes.tools.cli.cache.copies import CacheArguments, MaxBytes, copy_bytes, report
+from wds_datapipes.tools.cli.cache.arguments import CacheArguments, MaxBytes
 from wds_datapipes.tools.cli.options.values import parse_bytes
 
 
@@ -17,7 +17,7 @@ def clear(*, max_bytes: MaxBytes = "", options: CacheArguments) -> None:
     """
     limit = parse_bytes(max_bytes, "--max-bytes") if max_bytes else 0.0
     found = evictable(options.path)
-    remaining = sum(map(copy_bytes, found))
+    remaining = sum(entry.size() for entry in found)
     removed = 0
     for entry in found:
         if remaining <= limit:
@@ -27,4 +27,4 @@ def clear(*, max_bytes: MaxBytes = "", options: CacheArguments) -> None:
     count = len(found) - removed
     rest = f"{count:,} left{f', {human_bytes(remaining)}' if count else ''}"
     facts = {"removed": removed, "left": count, "bytes": remaining}
-    report(options, facts, f"{plural(removed, 'copy', 'copies')} removed, {rest}", ())
+    options.report(facts, f"{plural(removed, 'copy', 'copies')} removed, {rest}")

@@ -11,7 +11,7 @@ from wds_datapipes.index.format.manifest import read_manifest
 from wds_datapipes.parallel.progress import ProgressMeter, human_bytes
 from wds_datapipes.shard_cache.cached_shards import known_shards, warm_cache
 from wds_datapipes.shard_cache.store import CacheFolder
-from wds_datapipes.tools.cli.cache.copies import CacheArguments, MaxBytes, report
+from wds_datapipes.tools.cli.cache.arguments import CacheArguments, MaxBytes
 from wds_datapipes.tools.cli.options.read import STORE, Shards, StoreArguments
 from wds_datapipes.tools.cli.options.values import FileOrUrl, Positive, metavar, parse_bytes
 
@@ -55,4 +55,4 @@ def warm(
         failed.append(f"{plural(evicted, 'copy', 'copies')} evicted again, as the shards together exceed --max-bytes")
     facts = {"shards": len(urls), "bytes": size, "fetched": fetched, "there": cached, "failed": failed}
     counts = f"{fetched:,} downloaded, {cached:,} already cached"
-    report(options, facts, f"{plural(fetched + cached, 'shard')}, {human_bytes(size)}: {counts}", failed)
+    options.report(facts, f"{plural(fetched + cached, 'shard')}, {human_bytes(size)}: {counts}", failed)

@@ -17,7 +17,7 @@ from wds_datapipes.index.format.manifest import Manifest, write_manifest
 from wds_datapipes.io.compression.formats import strip_shard_suffix
 from wds_datapipes.io.openers import redact, split_scheme
 from wds_datapipes.io.sidecars import write_sidecar
-from wds_datapipes.tools.cli.messages import WrongUse, printable
+from wds_datapipes.tools.cli.errors import WrongUse, printable
 from wds_datapipes.tools.cli.options.read import SampleArguments, Workers
 from wds_datapipes.tools.cli.options.values import FileOrUrl, load_function, metavar, parse_decoders, wrong_use
 from wds_datapipes.tools.cli.options.write import WriteArguments

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.tools.cli.create.files import INPUT, CreateArguments, create_from
-from wds_datapipes.tools.cli.messages import WrongUse
+from wds_datapipes.tools.cli.errors import WrongUse
 from wds_datapipes.tools.cli.options.values import FileOrUrl, metavar
 from wds_datapipes.tools.prepare.sample_spec import Source
 from wds_datapipes.tools.prepare.sources.image_folder import Faults

@@ -12,7 +12,7 @@ from wds_datapipes.errors import MissingSidecarError
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.sidecars import read_sidecar
 from wds_datapipes.tools.cli.create.files import INPUT, CreateArguments, create_from
-from wds_datapipes.tools.cli.messages import WrongUse
+from wds_datapipes.tools.cli.errors import WrongUse
 from wds_datapipes.tools.cli.options.values import FileOrUrl, metavar, wrong_use
 from wds_datapipes.tools.prepare.sample_spec import Source
 from wds_datapipes.tools.prepare.sources.image_folder import IMAGE_ENDINGS, Faults, find_images

@@ -18,7 +18,7 @@ from wds_datapipes.io.read_limits import ReadLimits
 from wds_datapipes.samples.keys import KeyRule, first_dot, last_dot
 from wds_datapipes.shards.patterns import expand_urls
 from wds_datapipes.tar.headers import EndMarker
-from wds_datapipes.tools.cli.messages import WrongUse
+from wds_datapipes.tools.cli.errors import WrongUse
 from wds_datapipes.tools.cli.options.values import FileOrUrl, Natural, metavar, parse_bytes, wrong_use
 
 STORES = Group("Stores", sort_key=9)

@@ -18,7 +18,7 @@ from cyclopts.validators import Number
 from wds_datapipes.codecs.decoding import DecoderChain
 from wds_datapipes.errors import WdsError
 from wds_datapipes.hints import Message
-from wds_datapipes.tools.cli.messages import WrongUse
+from wds_datapipes.tools.cli.errors import WrongUse
 
 #: Suffixes of a number of bytes with their factors.
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from cyclopts import Group, Parameter
 
 from wds_datapipes.io.openers import redact
-from wds_datapipes.tools.cli.messages import WrongUse
+from wds_datapipes.tools.cli.errors import WrongUse
 from wds_datapipes.tools.cli.options.read import ReadArguments
 from wds_datapipes.tools.cli.options.values import Positive, metavar, parse_bytes
 from wds_datapipes.writing.shard_names import NUMBER

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from wds_datapipes import ShardList
-from wds_datapipes.loading.progress import LoopPosition, Snapshot, SnapshotWriter
+from wds_datapipes.loading.snapshots import LoopPosition, Snapshot, SnapshotWriter
 from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
 from wds_datapipes.testing import build_shard
 

@@ -1,10 +1,11 @@
-"""Messages of the commands: one line each, without credentials, with advice in terms of options."""
+"""Errors of the commands: their exit codes, and their messages, on one line, without credentials, naming options."""
 
 from __future__ import annotations
 
 import re
 import sys
 
+from wds_datapipes.errors import MissingDependencyError, ShardOpenError, SpecError, UnknownSchemeError, UnsafeInputError
 from wds_datapipes.hints import Message
 from wds_datapipes.redaction import redact_text
 
@@ -19,6 +20,15 @@ available_options: set[str] = set()
 
 class WrongUse(Exception):
     """The command line is invalid; the message says why and how to fix it."""
+
+
+#: Errors that are fixed by changing the command line, not the data.
+USER_ERRORS = (MissingDependencyError, SpecError, ShardOpenError, UnknownSchemeError, UnsafeInputError, WrongUse)
+
+
+def exit_code_of(error: Exception) -> int:
+    """Return the exit code for an error that ends a command."""
+    return WRONG_USE if isinstance(error, USER_ERRORS) else FAULT_FOUND
 
 
 def print_line(text: str) -> None:

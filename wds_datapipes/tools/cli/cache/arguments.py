@@ -1,4 +1,4 @@
-"""Options and reports of all ``cache`` commands."""
+"""The arguments of all ``cache`` commands."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Annotated, TypeAlias
 
 from cyclopts import Parameter
 
-from wds_datapipes.shard_cache.entry import Entry
-from wds_datapipes.tools.cli.messages import FAULT_FOUND, WrongUse
+from wds_datapipes.tools.cli.errors import FAULT_FOUND, WrongUse
 from wds_datapipes.tools.cli.options.values import FileOrUrl, metavar
 from wds_datapipes.tools.cli.printing import print_error, print_json
 
@@ -39,28 +38,13 @@ class CacheArguments:
             raise WrongUse(f"There is no folder {self.cache_dir!r}. Name the folder passed to .cache_wds_shards()")
         return path
 
-
-def report(options: CacheArguments, facts: Mapping[str, object], text: str, faults: Sequence[str]) -> None:
-    """Print the facts as JSON or text, then the faults; end with an error code if there are any."""
-    if options.json:
-        print_json(facts, indent=None)
-    else:
-        sys.stdout.write(f"{text}\n")
-    for fault in faults:
-        print_error(fault)
-    if faults:
-        raise SystemExit(FAULT_FOUND)
-
-
-def url_of(entry: Entry) -> str:
-    """Return the URL of a cached shard."""
-    facts = entry.facts()
-    return facts.url if facts else f"(unknown: {entry.path.name})"
-
-
-def copy_bytes(entry: Entry) -> int:
-    """Return the size of a copy, or 0 if it no longer exists."""
-    try:
-        return entry.path.stat().st_size
-    except FileNotFoundError:
-        return 0
+    def report(self, facts: Mapping[str, object], text: str, faults: Sequence[str] = ()) -> None:
+        """Print the facts as JSON or text, then the faults; end with an error code if there are any."""
+        if self.json:
+            print_json(facts, indent=None)
+        else:
+            sys.stdout.write(f"{text}\n")
+        for fault in faults:
+            print_error(fault)
+        if faults:
+            raise SystemExit(FAULT_FOUND)
