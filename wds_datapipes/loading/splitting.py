@@ -1,4 +1,9 @@
-"""The rank and the worker number of a process, its data-parallel group, and its share of the data."""
+"""Which shards or samples a rank and a worker get, and the data-parallel group of a rank.
+
+A stage that splits a list gives instance i of n every n-th item, beginning with item i, where i is `Instance.number`.
+Stages that split in another way do so themselves: `IndexedSamples` by a `BatchShare`, and `DirectoryShards` by a lock
+for each shard.
+"""
 
 from __future__ import annotations
 
