@@ -38,7 +38,6 @@ import numpy as np
 from harness.contest import Contender, Contest
 from harness.questions import Question, answer, options
 from measures.delivery import (
-    FAST,
     LOADERS,
     OURS,
     REFERENCE,
@@ -48,6 +47,7 @@ from measures.delivery import (
     measure_waiting_loop,
     measure_waiting_workers,
 )
+from measures.items import FAST
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 

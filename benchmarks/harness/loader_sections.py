@@ -171,7 +171,8 @@ def section_of_deliveries(facts: Any) -> Section:
         spawned = [run[3] for run in facts["spawned"].get(name, ())]
         waits.append([name, *cells, f"{1e3 * statistics.median(spawned):,.0f}" if spawned else ""])
     waiting = table(("loader", *idle, "ms to the first, spawned"), waits)
-    texts = table(("loader", *panels), rows), table(("loader", *columns), costs), waiting
+    small = [table(("loader", *columns), costs)] if columns else []
+    texts = [table(("loader", *panels), rows), *small, waiting]
     return Section("\n\n".join(texts), panels)
 
 
@@ -244,10 +245,12 @@ def section_of_gpu(facts: Any) -> Section:
         title = f"{model} on one {facts['device']}"
         texts.append(f"**{title}**: {rates} images/s with data on the device")
         texts.append(table(("loader", *(f"{n} worker{'s' * (n > 1)}" for n in numbers)), rows))
-        bars = panels[f"{title}, relative to data on the device"] = {}
-        for name, row in cells.items():
-            most = [found for found in row if found][-1]
-            bars[f"{name}, {most[0]['workers']} workers"] = bar_of(run["samples_per_s"] / limit for run in most)
+        most = {name: [found for found in row if found][-1] for name, row in cells.items()}
+        if most:  # not all failed
+            panels[f"{title}, relative to data on the device"] = {
+                f"{name}, {found[0]['workers']} workers": bar_of(run["samples_per_s"] / limit for run in found)
+                for name, found in most.items()
+            }
     if copies := facts["copies"]:
         times = {name: f"{1e3 * seconds:.2f} ms" for name, seconds in copies.items()}
         texts.append(
