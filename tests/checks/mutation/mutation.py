@@ -28,9 +28,9 @@ from coverage import Coverage
 from mutants import Mutant, mutants_of
 from mutation_plugin import CURRENT_TESTS
 from pytest_runs import ROOT, TEST_SECONDS, copy_of_checkout, mutated, run_pytest, run_selected
-from recording import DATA, FOLDERS, TABLES, Recorded, Result, digest, digests, is_below
+from recording import DATA, PACKAGE, TABLES, Recorded, Result, digest, digests, is_below
 
-#: Warnings are errors in the tests, and processes that run no line of these folders are none.
+#: Warnings are errors in the tests, and processes that run no line of the package are none.
 CONFIGURATION = """
 [run]
 parallel = true
@@ -56,7 +56,7 @@ def main() -> None:
     command.add_argument("--numprocesses", type=int, default=3)
     command.set_defaults(run=record)
     command = commands.add_parser("mutate", help="draw mutants, and count those that the tests notice")
-    command.add_argument("folders", nargs="*", default=FOLDERS, help="files or folders of the package")
+    command.add_argument("folders", nargs="*", default=[PACKAGE], help="files or folders of the package")
     command.add_argument("--seed", type=int, required=True)
     command.add_argument("--count", type=int, required=True)
     command.add_argument("--seconds", type=float, default=300, help="run the fastest tests of a mutant, for so long")
@@ -76,8 +76,7 @@ def record(options: argparse.Namespace) -> None:
         folder = Path(name)
         (folder / "current").mkdir()
         configuration = folder / "coveragerc"
-        include = ", ".join(f"{ROOT}/{path}/*" for path in FOLDERS)
-        configuration.write_text(CONFIGURATION.format(folder=folder, include=include))
+        configuration.write_text(CONFIGURATION.format(folder=folder, include=f"{ROOT}/{PACKAGE}/*"))
         environment = {CURRENT_TESTS: str(folder / "current")}
         tests = [*options.tests, "--ignore=tests/test_documentation.py"]
         ended = {}
@@ -112,6 +111,10 @@ def mutate(options: argparse.Namespace) -> None:
         sys.exit(f"{DATA} does not exist: run `nox -s mutation -- coverage` first")
     with contextlib.closing(sqlite3.connect(DATA)) as data:
         recorded = Recorded(data)
+        for names, known in ((options.folders, recorded.lines), (options.without, recorded.seconds)):
+            for name in names:
+                if not any(is_below(each, [name]) for each in known):
+                    sys.exit(f"no recorded module or test is in {name}: it has moved, or `coverage` left it out")
         chosen = [path for path in recorded.lines if is_below(path, options.folders)]
         mutants = [mutant for path in sorted(chosen) for mutant in mutants_of(path, (ROOT / path).read_text("utf-8"))]
         covered = [mutant for mutant in mutants if recorded.is_covered(mutant)]

@@ -15,7 +15,8 @@ from coverage.numbits import num_in_numbits, numbits_to_nums
 from mutants import Mutant
 from pytest_runs import ROOT, TEST_SECONDS
 
-FOLDERS = [f"wds_datapipes/{name}" for name in ("samples", "shards", "pipes", "loading")]
+#: The folder whose lines are recorded and changed.
+PACKAGE = "wds_datapipes"
 #: What is recorded: the data file of coverage, with tables of our own.
 DATA = ROOT / ".cache" / "mutation.sqlite"
 TABLES = """
@@ -47,7 +48,7 @@ class Recorded:
         #: The tests that passed alone in the copy without any mutant.
         self.passing: set[str] = set()
         #: For each file, the tests that run its lines, and the numbers of these lines as bits.
-        self.lines: dict[str, list[tuple[str, bytes]]] = {path: [] for path in digests() if is_below(path, FOLDERS)}
+        self.lines: dict[str, list[tuple[str, bytes]]] = {path: [] for path in digests() if is_below(path, [PACKAGE])}
         joined = "line_bits JOIN file ON file_id = file.id JOIN context ON context_id = context.id"
         for path, test, bits in data.execute(f"SELECT path, context, numbits FROM {joined}"):
             if test in self.seconds:
@@ -104,7 +105,7 @@ class Recorded:
 
 def digests() -> dict[str, str]:
     """Return the digest of each module of the package and of the tests."""
-    paths = [*(ROOT / "wds_datapipes").rglob("*.py"), *(ROOT / "tests").rglob("*.py"), ROOT / "conftest.py"]
+    paths = [*(ROOT / PACKAGE).rglob("*.py"), *(ROOT / "tests").rglob("*.py"), ROOT / "conftest.py"]
     return {path.relative_to(ROOT).as_posix(): digest(path.read_bytes()) for path in paths}
 
 
