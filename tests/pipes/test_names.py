@@ -21,6 +21,7 @@ import wds_datapipes
 from wds_datapipes import ImageDecoder, MockSamples, ShardList
 from wds_datapipes.foreign_names import ARGUMENTS, HUGGING_FACE, TORCHDATA, WEBDATASET
 from wds_datapipes.pipes.functional_form import register_stage
+from wds_datapipes.pipes.inspection import name_of
 
 PAGE = (Path(__file__).parents[2] / "docs/how-to/move-from-webdataset.md").read_text("utf-8")
 SAMPLES = MockSamples({"__key__": "a", "jpg": b""}, 1)
@@ -130,6 +131,22 @@ def test_an_unknown_decoder_is_compared_with_those_that_exist() -> None:
         SAMPLES.wds_decode("torchrbg8")
     with pytest.raises(ValueError, match=naming("'rbg8'", "'rgb8'")):
         ImageDecoder("rbg8")
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "name"),
+    [
+        ("fork", {"num_instances": 2}, "Forker"),
+        ("demux", {"num_instances": 2, "classifier_fn": len}, "Demultiplexer"),
+        ("unzip", {"sequence_length": 2}, "UnZipper"),
+        ("random_split", {"total_length": 2, "weights": {"a": 1, "b": 1}, "seed": 0}, "RandomSplitter"),
+    ],
+)
+def test_each_of_several_outputs_has_the_name_of_what_created_it(
+    method: str, arguments: dict[str, Any], name: str
+) -> None:
+    outputs = getattr(BATCHES, method)(**arguments)
+    assert [name_of(output) for output in outputs] == [name, name]
 
 
 class Noted(IterDataPipe[Any]):

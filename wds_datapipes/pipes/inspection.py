@@ -51,8 +51,7 @@ def iteration_of(stage: Any) -> int:
 def name_of(stage: Any) -> str:
     """Return a stage's name: that of its class, or of the class that created it as one of several outputs."""
     maker = vars(stage).get("main_datapipe", stage)
-    name = type(maker).__name__.lstrip("_").removesuffix("IterDataPipe")
-    return "RandomSplitter" if name == "SplitterIterator" else name
+    return type(maker).__name__.lstrip("_").removesuffix("IterDataPipe")
 
 
 def functional_name_of(stage: Any) -> str:
