@@ -133,7 +133,7 @@ def mutate(options: argparse.Namespace) -> None:
 
 
 def judge(copy: Path, mutant: Mutant, recorded: Recorded, options: argparse.Namespace) -> Result:
-    """Run the tests that reach a mutant until one fails that passes without it."""
+    """Run the tests that reach a mutant until one fails that passes without it, and fails again with it."""
     reaching = recorded.tests(mutant, options.without)
     total = accumulate(recorded.seconds[test] for test in reaching)
     tests = [test for test, seconds in zip(reaching, total, strict=True) if seconds <= options.seconds] or reaching[:1]
@@ -147,10 +147,16 @@ def judge(copy: Path, mutant: Mutant, recorded: Recorded, options: argparse.Name
             continue
         # The test that failed, or during which the process ended or took too long.
         killer = next((test for test in batch if test not in ran.tests or ran.tests[test].failed), batch[0])
-        if killer in recorded.passing or run_selected(copy, recorded.time_outs([killer]), copy.parent).status == 0:
+        alone = recorded.time_outs([killer])
+        if killer in recorded.passing or run_selected(copy, alone, copy.parent).status == 0:
             recorded.passing.add(killer)
-            return Result(killer, count, len(reaching))
-        recorded.leave_out(killer)
+            with mutated(copy, mutant):
+                again = run_selected(copy, alone, copy.parent)
+            if again.status != 0:
+                return Result(killer, count, len(reaching))
+            print(f"fails only sometimes, which is no evidence: {killer}", flush=True)
+        else:
+            recorded.leave_out(killer)
         tests = [test for test in batch if test != killer and test not in ran.tests] + tests
     return Result(None, count, len(reaching))
 
