@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import webdataset
+from readers import keys_in
 
 from wds_datapipes import ShardList, ShardWriter, TarWriter, WriteOptions
 from wds_datapipes.errors import EncodeError, ShardWriteError, UnsafeInputError
@@ -133,16 +134,12 @@ def test_61_a_new_shard_starts_after_maxcount_and_post_is_called() -> None:
             for number in range(50):
                 writer.write({"__key__": str(number), "txt": b"hello\n"})
         assert called == [f"{name}-{number:02d}.tar" for number in range(10)]
-        assert [_read_keys(url) for url in called] == [[str(5 * n + i) for i in range(5)] for n in range(10)]
+        assert [keys_in(url) for url in called] == [[str(5 * n + i) for i in range(5)] for n in range(10)]
     # Without a sample
     webdataset.ShardWriter("theirs-none-%d.tar", verbose=0).close()
     ShardWriter("ours-none-%d.tar").close()
     assert os.path.exists("theirs-none-0.tar")
     assert not os.path.exists("ours-none-0.tar")
-
-
-def _read_keys(url: str) -> list[str]:
-    return [sample["__key__"] for sample in ShardList(url).load_wds_shards().group_samples()]
 
 
 def test_70_files_and_pipes_are_written_and_read_back() -> None:

@@ -11,17 +11,13 @@ from pathlib import Path
 import psutil
 import pytest
 from process_stacks import runs
+from readers import bytes_of
 
 from wds_datapipes.errors import ShardOpenError, ShardReadError
 from wds_datapipes.io import shell_process
 from wds_datapipes.io.openers import open_url
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
-
-
-def read(url: str) -> bytes:
-    with open_url(url) as stream:
-        return stream.read()
 
 
 def gone(processes: list[psutil.Process]) -> bool:
@@ -35,10 +31,10 @@ def gone(processes: list[psutil.Process]) -> bool:
 
 
 def test_the_output_of_a_command() -> None:
-    assert read("pipe:echo a; echo b | tr b c") == b"a\nc\n"
-    assert read("PIPE:printf x") == b"x"
-    assert read("pipe:true") == read("pipe:cat") == b""  # it gets no standard input
-    assert len(read("pipe:head -c 5000000 /dev/zero")) == 5000000
+    assert bytes_of("pipe:echo a; echo b | tr b c") == b"a\nc\n"
+    assert bytes_of("PIPE:printf x") == b"x"
+    assert bytes_of("pipe:true") == bytes_of("pipe:cat") == b""  # it gets no standard input
+    assert len(bytes_of("pipe:head -c 5000000 /dev/zero")) == 5000000
 
 
 @pytest.mark.parametrize(
@@ -62,18 +58,18 @@ def test_the_output_of_a_command() -> None:
 )
 def test_a_command_that_fails_is_an_error_at_its_end(shell: str, message: str) -> None:
     with pytest.raises(ShardReadError, match=message):
-        read(f"pipe:{shell}")
+        bytes_of(f"pipe:{shell}")
 
 
 def test_the_standard_error_of_a_command_is_passed_on(capfd: pytest.CaptureFixture[str]) -> None:
-    assert read("pipe:echo note >&2; echo data") == b"data\n"
+    assert bytes_of("pipe:echo note >&2; echo data") == b"data\n"
     assert capfd.readouterr().err == "note\n"
 
 
 def test_a_command_with_much_standard_error_does_not_hang(capfd: pytest.CaptureFixture[str]) -> None:
     talk = "head -c 1000000 /dev/zero | tr '\\0' x >&2"
     with pytest.raises(ShardReadError, match=r"after 4 bytes. Its standard error ends with: x{1996}end\Z"):
-        read(f"pipe:{talk}; printf data; exec >&-; {talk}; echo end >&2; exit 1")
+        bytes_of(f"pipe:{talk}; printf data; exec >&-; {talk}; echo end >&2; exit 1")
     assert len(capfd.readouterr().err) == 2000004
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
 from error_facts import naming
+from readers import bytes_of
 
 from wds_datapipes import ShardList, TarWriter, WriteOptions
 from wds_datapipes.errors import MissingSidecarError, ShardOpenError, SpecError, StaleSidecarError, UnknownSchemeError
@@ -25,11 +26,6 @@ from wds_datapipes.testing import build_shard
 
 BODY = bytes(range(256)) * 4096
 SECRET = "hunter2hunter2"
-
-
-def read(url: str, **options: Any) -> bytes:
-    with open_url(url, **options) as stream:
-        return stream.read()
 
 
 # Schemes ----------------------------------------------------------------------------------------------------------
@@ -66,7 +62,7 @@ def test_a_registered_scheme_is_opened_in_any_case_and_gets_the_options() -> Non
         return io.BytesIO(b"data")
 
     register_opener("Mine", opener)
-    assert read("mine:a") == read("MINE://b", timeout_s=3) == b"data"
+    assert bytes_of("mine:a") == bytes_of("MINE://b", timeout_s=3) == b"data"
     assert seen == [("mine:a", {}), ("MINE://b", {"timeout_s": 3})]
     assert "mine" in known_schemes()
 
@@ -84,11 +80,11 @@ def test_an_opener_is_replaced_only_on_request() -> None:
     with pytest.raises(ValueError, match=r"'mine' have an opener already. Pass replace=True"):
         register_opener("MINE", second)
     register_opener("mine", second, replace=True)
-    assert read("mine:") == b"second"
+    assert bytes_of("mine:") == b"second"
     with pytest.raises(ValueError, match="'pipe' have an opener already"):
         register_opener("pipe", first)
     register_opener("pipe", first, replace=True)
-    assert read("pipe:echo") == b"first"
+    assert bytes_of("pipe:echo") == b"first"
 
 
 @pytest.mark.parametrize("scheme", ["", "-", "s", "3s", "s3:", "s3://", "a b", "a_b"])
@@ -110,7 +106,7 @@ def test_the_error_of_an_unknown_scheme_lists_the_known_ones() -> None:
 )
 def test_a_local_name_is_used_verbatim(folder: Path, name: str) -> None:
     (folder / name).write_bytes(BODY)
-    assert read(name) == read(str(folder / name)) == BODY
+    assert bytes_of(name) == bytes_of(str(folder / name)) == BODY
     assert local_path(name) == name
     with open_url(name) as stream:
         assert stream.seekable()
@@ -121,7 +117,7 @@ def test_a_file_url_is_decoded(folder: Path) -> None:
     (folder / "a b%.tar").write_bytes(BODY)
     urls = ["file:a%20b%25.tar", f"file:{folder}/a%20b%25.tar", f"FILE://{folder}/a b%25.tar"]
     for url in [*urls, f"file://localhost{folder}/a%20b%25.tar"]:
-        assert read(url) == BODY
+        assert bytes_of(url) == BODY
         assert Path(local_path(url) or "").resolve() == (folder / "a b%.tar").resolve()
 
 
@@ -150,7 +146,7 @@ def test_standard_input_is_read_once_and_a_worker_has_none(
     monkeypatch: pytest.MonkeyPatch, forked: Callable[[Callable[[], object]], int | None]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(BODY)))
-    assert read("-") == BODY
+    assert bytes_of("-") == BODY
     assert not sys.stdin.buffer.closed
     with pytest.raises(ShardOpenError, match=naming("can only be read once")):
         open_url("-")
@@ -168,7 +164,7 @@ def test_standard_input_is_read_once_and_a_worker_has_none(
 
 def test_a_file_system_of_fsspec(memory: Any) -> None:
     memory.pipe("/d/a b#?.tar", BODY)
-    assert read("memory://d/a b#?.tar") == read("MEMORY://d/a b#?.tar", storage_options={}) == BODY
+    assert bytes_of("memory://d/a b#?.tar") == bytes_of("MEMORY://d/a b#?.tar", storage_options={}) == BODY
     with pytest.raises(ShardOpenError, match=r"memory://d/no.tar cannot be opened: there is no such file"):
         open_url("memory://d/no.tar")
 
@@ -203,7 +199,7 @@ def s3(s3_store: Any) -> dict[str, Any]:
 
 
 def test_s3_is_read_and_its_errors_contain_no_secret(s3: dict[str, Any]) -> None:
-    assert read("s3://bucket/d/a.tar", storage_options=s3) == BODY
+    assert bytes_of("s3://bucket/d/a.tar", storage_options=s3) == BODY
     with pytest.raises(ShardOpenError, match=r"s3://bucket/d/no.tar cannot be opened: there is no such file"):
         open_url("s3://bucket/d/no.tar", storage_options=s3)
     other = {**s3, "secret": f"wrong{SECRET}"}
@@ -229,7 +225,7 @@ def test_an_opener_may_return_the_body_of_a_response_of_boto3(s3_store: Any, tmp
     )
     content = Path(build_shard(tmp_path / "a.tar.gz", [{"__key__": "one", "txt": "1" * 100_000}])).read_bytes()
     client.put_object(Bucket="bucket", Key="a.tar.gz", Body=content)
-    assert read("boto://a.tar.gz") == content
+    assert bytes_of("boto://a.tar.gz") == content
     (sample,) = ShardList("boto://a.tar.gz").load_wds_shards().group_samples()
     assert sample["txt"] == b"1" * 100_000
     client.close()

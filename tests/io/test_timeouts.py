@@ -10,17 +10,12 @@ from typing import Any
 
 import pytest
 from error_facts import naming
+from readers import bytes_of
 from site_server import Site
 
 from wds_datapipes import ShardList, Timeouts
 from wds_datapipes.errors import ShardOpenError
 from wds_datapipes.io.file_systems import file_system_of
-from wds_datapipes.io.openers import open_url
-
-
-def read(url: str, **options: Any) -> bytes:
-    with open_url(url, **options) as stream:
-        return b"".join(iter(lambda: stream.read(1000), b""))
 
 
 @pytest.mark.parametrize(
@@ -57,19 +52,19 @@ def test_connecting_has_a_limit_of_its_own(scheme: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"{scheme}://127.0.0.1:{silent.getsockname()[1]}/a.tar"
         with pytest.raises(ShardOpenError, match=f"within {0.2 if scheme == 'https' else 0.6} s$"):
-            read(url, storage_options={"timeout_s": limits})
+            bytes_of(url, storage_options={"timeout_s": limits})
 
 
 def test_a_store_without_a_sign_of_life_is_given_up() -> None:
     with pytest.raises(ShardOpenError, match=r"refused( \([12] attempts\))?$"):
-        read("http://127.0.0.1:1/a.tar", timeout_s=Timeouts(silent_s=0.001), retries=50)
+        bytes_of("http://127.0.0.1:1/a.tar", timeout_s=Timeouts(silent_s=0.001), retries=50)
 
 
 def test_the_pauses_between_retries_have_a_limit(site: Site) -> None:
     site.answers = {"/busy": (503, "")}
     begin = time.monotonic()
     with pytest.raises(ShardOpenError, match="503"):
-        read(site.url("/busy"), timeout_s=Timeouts(retry_s=0.01), retries=1000)
+        bytes_of(site.url("/busy"), timeout_s=Timeouts(retry_s=0.01), retries=1000)
     assert time.monotonic() - begin < 60
 
 
@@ -77,7 +72,7 @@ def test_an_idle_connection_is_kept_for_as_long_as_is_said(site: Site) -> None:
     site.body = b"x" * 2000
     for idle_s, accepted in ((1e-9, 2), (600.0, 3)):
         for _ in range(2):
-            assert read(site.url(), timeout_s=Timeouts(idle_s=idle_s)) == site.body
+            assert bytes_of(site.url(), timeout_s=Timeouts(idle_s=idle_s)) == site.body
         assert len(site.accepted) == accepted
 
 

@@ -6,28 +6,23 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any
 
 import pytest
 from error_facts import naming
+from numbered_shards import numbered_shards
 from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import LoaderBatches, ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.errors import StateError
-from wds_datapipes.testing import build_shard
 
 #: The numbers of samples in the shards.
 SIZES = (20, 7, 31, 22)
 
 
-@pytest.fixture(autouse=True)
-def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for shard, size in enumerate(SIZES):
-        build_shard(f"{shard}.tar", [{"__key__": f"{shard}-{n}", "cls": str(n)} for n in range(size)])
+shards = numbered_shards(SIZES)
 
 
 @pytest.fixture

@@ -5,12 +5,13 @@ from __future__ import annotations
 import tarfile
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import webdataset
+from readers import keys_of
 from torch.utils.data import DataLoader
 from torchdata.dataloader2 import DataLoader2
 
@@ -79,10 +80,6 @@ def ours(handler: Handler) -> Any:
     return ShardList(URLS).sharding_filter().load_wds_shards(on_error=handler).group_samples(on_error=handler)
 
 
-def keys(samples: Iterable[dict[str, Any]]) -> list[str]:
-    return [sample["__key__"] for sample in samples]
-
-
 def outcome(run: Callable[[], Any]) -> Any:
     """Return the result, or "error"."""
     with warnings.catch_warnings():
@@ -102,7 +99,7 @@ def test_a_damaged_shard(handler: Handler, change: Callable[[bytes], bytes] | No
     else:
         path.write_bytes(change(path.read_bytes()))
     expected = outcome(lambda: [each["__key__"] for each in theirs(handler) if "txt" in each])
-    got = outcome(lambda: keys(ours(handler)))
+    got = outcome(lambda: keys_of(ours(handler)))
     if got == "error":  # theirs takes some truncated shards for complete ones
         assert handler is webdataset.reraise_exception
         return

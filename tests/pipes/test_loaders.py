@@ -12,6 +12,7 @@ import psutil
 import pytest
 import torch
 from numbered_shards import write_numbered
+from readers import keys_of
 from torch.utils.data import DataLoader, IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
@@ -125,10 +126,6 @@ def samples(urls: str) -> Any:
     return ShardList(urls).sharding_filter().load_wds_shards().group_samples()
 
 
-def keys(items: Any) -> list[str]:
-    return [item["__key__"] for item in items]
-
-
 def test_batches_of_all_workers_are_mixed_in_the_main_process(pattern: str) -> None:
     pipe = samples(pattern).wds_decode().select_fields("cls").batch(4).collate()
     loader = loader_of("DataLoader2 2", pipe)
@@ -151,7 +148,7 @@ def test_each_worker_and_epoch_draws_another_subset_that_the_seed_repeats(tmp_pa
     def epochs(seed: int) -> list[list[str]]:
         pipe = samples(pattern).rsample(0.5)
         loader = DataLoader(pipe, None, num_workers=2, generator=torch.Generator().manual_seed(seed))
-        return [keys(loader) for _ in range(2)]
+        return [keys_of(loader) for _ in range(2)]
 
     first, second = epochs(1)
     assert [first, second] == epochs(1)

@@ -7,6 +7,7 @@ from itertools import accumulate, chain, zip_longest
 from typing import Any
 
 import numpy as np
+from readers import keys_of
 
 from wds_datapipes import IndexedSamples
 from wds_datapipes.index.order.lanes import Lanes
@@ -16,12 +17,8 @@ from wds_datapipes.index.order.sample_order import Order, SampleOrder
 from wds_datapipes.index.order.timeline import RunTimeline
 
 
-def keys(samples: Any) -> list[str]:
-    return [sample["__key__"] for sample in samples]
-
-
 def global_batches(
-    dataset: Any, ranks: int, workers: int, batch: int, of: Callable[[Any], list[Any]] = keys, **options: Any
+    dataset: Any, ranks: int, workers: int, batch: int, of: Callable[[Any], list[Any]] = keys_of, **options: Any
 ) -> list[list[Any]]:
     """Return the global batches of an epoch, merged from each rank's batches."""
     by_rank = []

@@ -13,7 +13,19 @@ from wds_datapipes import IndexedSamples, ShardList, ShardReadingService
 # Silenced by the import above.
 from torchdata.dataloader2 import DataLoader2  # isort: skip
 
-__all__ = ["BATCH", "EPOCHS", "KEYS", "LIMIT_S", "flat", "indexed", "key_of", "open_service", "stream", "write_shards"]
+__all__ = [
+    "BATCH",
+    "EPOCHS",
+    "KEYS",
+    "LIMIT_S",
+    "flat",
+    "indexed",
+    "key_of",
+    "open_loader",
+    "open_service",
+    "stream",
+    "write_shards",
+]
 
 EPOCHS = 3
 BATCH = 8  # over all ranks
@@ -45,7 +57,11 @@ def open_service(
     pipe: Any, workers: int = 0, state: Any = None, *, distributed: Any = None, seed: int | None = 7
 ) -> Any:
     """Return a `DataLoader2` with a `ShardReadingService`, which resumes from a state if one is given."""
-    service = ShardReadingService(workers, distributed=distributed)
+    return open_loader(pipe, ShardReadingService(workers, distributed=distributed), state, seed=seed)
+
+
+def open_loader(pipe: Any, service: Any, state: Any = None, *, seed: int | None = 7) -> Any:
+    """Return a `DataLoader2` with a reading service, which resumes from a state if one is given."""
     loader: Any = DataLoader2(pipe, reading_service=service)
     if seed is not None:
         loader.seed(seed)

@@ -12,6 +12,7 @@ import pytest
 import zstandard
 from error_facts import naming
 from nginx_server import Nginx
+from readers import keys_in
 
 from wds_datapipes import JobOptions, ReadLimits, ShardList, convert_shards
 from wds_datapipes.errors import ConversionError, CorruptShardError, ShardError, TruncatedShardError
@@ -42,10 +43,6 @@ def members(folder: Path) -> bytes:
     return Path(build_shard("whole.tar", SAMPLES, end_marker=False)).read_bytes()
 
 
-def keys(path: str = "a.tar", **options: Any) -> list[str]:
-    return [sample["__key__"] for sample in ShardList(path).load_wds_shards(**options).group_samples()]
-
-
 def unchanged(sample: Any) -> Any:
     return sample
 
@@ -64,13 +61,13 @@ def test_zeros_beyond_one_record_are_an_error_unless_allowed(
         if not is_allowed:
             found = rf"^a\.tar has more than 10240 bytes of zeros after its end marker at byte {len(members)}"
             with pytest.raises(TruncatedShardError, match=found) as caught:
-                keys(**how)
+                keys_in("a.tar", **how)
             assert caught.value.hints == (LIMITS["tail_bytes"],)
         allowing = ReadLimits(tail_bytes=tail)
-        assert keys(limits=allowing, **how) == keys(limits=NO_LIMIT, **how) == WANT
+        assert keys_in("a.tar", limits=allowing, **how) == keys_in("a.tar", limits=NO_LIMIT, **how) == WANT
         if tail:
             with pytest.raises(TruncatedShardError, match=f"more than {tail - 1} bytes"):
-                keys(limits=ReadLimits(tail_bytes=tail - 1), **how)
+                keys_in("a.tar", limits=ReadLimits(tail_bytes=tail - 1), **how)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in COMPRESS if kind != "plain"])
@@ -79,17 +76,17 @@ def test_zeros_after_compressed_data_count_too(members: bytes, kind: str) -> Non
     for zeros, is_allowed in [(RECORD, True), (RECORD + 1, False), (1_000_000, False)]:
         Path("a.tar").write_bytes(data + bytes(zeros))
         if is_allowed:
-            assert keys() == WANT
+            assert keys_in("a.tar") == WANT
         else:
             with pytest.raises(
                 TruncatedShardError, match=rf"^a\.tar has more than 10240 bytes of zeros after its {kind} data"
             ):
-                keys()
-        assert keys(limits=NO_LIMIT) == WANT
+                keys_in("a.tar")
+        assert keys_in("a.tar", limits=NO_LIMIT) == WANT
     # Between two parts they are padding, as on a tape.
     half = len(members) // 2
     Path("a.tar").write_bytes(COMPRESS[kind](members[:half]) + bytes(20_000) + COMPRESS[kind](members[half:] + END))
-    assert keys() == WANT
+    assert keys_in("a.tar") == WANT
 
 
 @pytest.mark.parametrize("end_marker", ["required", "optional"])
@@ -99,7 +96,7 @@ def test_a_preallocated_and_unfilled_file_is_never_accepted_as_complete(members:
     for cut in range(0, len(whole) + 1, 256):
         Path("a.tar").write_bytes(whole[:cut] + bytes(size - cut))
         with pytest.raises(ShardError, match=r"^a\.tar "):
-            keys(end_marker=end_marker)
+            keys_in("a.tar", end_marker=end_marker)
 
 
 def test_concatenated_archives_may_be_padded_between(members: bytes) -> None:
@@ -107,9 +104,9 @@ def test_concatenated_archives_may_be_padded_between(members: bytes) -> None:
     found = [member.name for member in ShardList("a.tar").load_wds_shards(ignore_zeros=True)]
     assert found == [f"{key}.bin" for key in WANT * 2]
     with pytest.raises(TruncatedShardError, match=naming("a.tar", "10240 bytes", "end marker")):
-        keys()
+        keys_in("a.tar")
     with pytest.raises(CorruptShardError, match="has data at byte"):
-        keys(limits=NO_LIMIT)
+        keys_in("a.tar", limits=NO_LIMIT)
 
 
 def test_every_reader_refuses_them(members: bytes, nginx: Nginx, program: Any) -> None:
@@ -119,8 +116,8 @@ def test_every_reader_refuses_them(members: bytes, nginx: Nginx, program: Any) -
     Path("a.tgz").write_bytes(gzip.compress(content))
     for url in ("a.tar", "a.tgz", f"http://127.0.0.1:{nginx.http}/tail.tar", "pipe:cat a.tar"):
         readers: list[Callable[[ReadLimits], object]] = [
-            lambda limits, url=url: keys(url, limits=limits),  # type: ignore[misc]  # bound by its default
-            lambda limits, url=url: keys(url, limits=limits, on_error="raise", read_ahead=0),  # type: ignore[misc]
+            lambda limits, url=url: keys_in(url, limits=limits),  # type: ignore[misc]  # bound by its default
+            lambda limits, url=url: keys_in(url, limits=limits, on_error="raise", read_ahead=0),  # type: ignore[misc]
         ]
         if not url.startswith("pipe:"):
             readers += [
@@ -146,7 +143,7 @@ def test_every_reader_refuses_them(members: bytes, nginx: Nginx, program: Any) -
 def test_an_archive_of_only_zeros_is_empty_only_if_it_is_small() -> None:
     with tarfile.open("a.tar", "w"):
         pass
-    assert keys() == []
+    assert keys_in("a.tar") == []
     Path("a.tar").write_bytes(bytes(100_000))
     with pytest.raises(TruncatedShardError, match="after its end marker at byte 0"):
-        keys()
+        keys_in("a.tar")

@@ -13,6 +13,7 @@ import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
 from error_facts import naming
 from nginx_server import Nginx
+from readers import keys_of
 from web_server import QuietHandler, web_server
 
 from wds_datapipes import IndexedSamples, last_dot
@@ -91,10 +92,6 @@ def copy_to(place: Place, source: Path) -> None:
             system.pipe_file(f"{os.path.dirname(place.url)}/{file.name}", file.read_bytes())
 
 
-def keys(samples: IndexedSamples) -> list[str]:
-    return [sample["__key__"] for sample in samples]
-
-
 @pytest.mark.parametrize(
     "build",
     [
@@ -117,12 +114,12 @@ def test_a_copy_of_shards_and_indexes_is_read_as_it_is(
         monkeypatch.setattr(f"wds_datapipes.index.format.dataset_builder.{name}", refuse)
     for indexes in ("local", "require", "build"):
         access = AccessOptions(indexes=indexes, storage_options=place.access.storage_options)
-        assert keys(IndexedSamples(place.url, order="sequential", access=access)) == KEYS
+        assert keys_of(IndexedSamples(place.url, order="sequential", access=access)) == KEYS
     assert read_table(place.url, access=place.access).keys == KEYS
     joined = IndexedSamples(f"{tmp_path}/here/{{0..1}}.tar", fields=[], join=place.url, access=place.access)
-    assert sorted(keys(joined)) == KEYS
+    assert sorted(keys_of(joined)) == KEYS
     copied = AccessOptions(cache_dir=tmp_path / "cache", storage_options=place.access.storage_options)
-    assert keys(IndexedSamples(place.url, order="sequential", access=copied)) == KEYS
+    assert keys_of(IndexedSamples(place.url, order="sequential", access=copied)) == KEYS
     assert {file.name: file.read_bytes() for file in place.folder.iterdir()} == before
 
 
@@ -138,9 +135,9 @@ def test_the_etag_of_another_place_is_not_compared(nginx: Nginx, tmp_path: Path)
     moved = [url.replace(first.name, second.name) for url in urls]
     for cache_dir in (None, tmp_path / "copies"):
         access = AccessOptions(index_dir=tmp_path / "indexes", indexes="require", cache_dir=cache_dir)
-        assert keys(IndexedSamples(moved, order="sequential", access=access)) == KEYS
+        assert keys_of(IndexedSamples(moved, order="sequential", access=access)) == KEYS
         manifest = Manifest([result._replace(url=url) for result, url in zip(results, moved, strict=True)])
-        assert keys(IndexedSamples(manifest, order="sequential", access=access)) == KEYS
+        assert keys_of(IndexedSamples(manifest, order="sequential", access=access)) == KEYS
     check_index(read_index(results[0].index_url), moved[0])
     for file in first.iterdir():
         os.utime(file, LATER)
@@ -155,7 +152,7 @@ def test_reading_writes_to_a_store_only_if_it_is_asked_to(place: Place, tmp_path
     store = place.access.storage_options
     if place.url.startswith("/"):
         access = AccessOptions(indexing=options)
-        assert keys(IndexedSamples(place.url, order="sequential", access=access)) == KEYS
+        assert keys_of(IndexedSamples(place.url, order="sequential", access=access)) == KEYS
         return
     with pytest.raises(
         StaleSidecarError,
@@ -165,13 +162,13 @@ def test_reading_writes_to_a_store_only_if_it_is_asked_to(place: Place, tmp_path
     ):
         IndexedSamples(place.url, access=place.access)
     access = AccessOptions(index_dir=tmp_path / "indexes", indexing=options, storage_options=store)
-    assert keys(IndexedSamples(place.url, order="sequential", access=access)) == KEYS
+    assert keys_of(IndexedSamples(place.url, order="sequential", access=access)) == KEYS
     access = AccessOptions(indexes="build", indexing=options, storage_options=store)
     if place.url.startswith("http:"):
         with pytest.raises(MissingSidecarError, match="cannot be written"):
             IndexedSamples(place.url, access=access)
     else:
-        assert keys(IndexedSamples(place.url, order="sequential", access=access)) == KEYS
+        assert keys_of(IndexedSamples(place.url, order="sequential", access=access)) == KEYS
     with pytest.raises(ShardOpenError, match=r"2\.tar cannot be opened"):
         IndexedSamples(place.url.replace("0..1", "2..2"), access=place.access)
 
@@ -215,7 +212,7 @@ def test_rules_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     ):
         IndexedSamples(urls, access=AccessOptions(indexing=other))
     build_indexes(urls[1:], options=other, rebuild=True)
-    assert keys(IndexedSamples(urls, order="sequential")) == KEYS
+    assert keys_of(IndexedSamples(urls, order="sequential")) == KEYS
     more = build_shard(tmp_path / "2.tar", [{"__key__": "2", "cls": "1"}])
     with pytest.raises(StaleSidecarError, match=naming("2.tar", "0.tar", "key_rule")):
         IndexedSamples([*urls, more])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from data_parallel_pipelines import open_service
 from faults import FaultProxy
 from nginx_server import Nginx
 from numbered_shards import write_numbered
+from readers import keys_of
 from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
 
@@ -51,10 +52,6 @@ def loader_of(pipe: Any, kind: str) -> Any:
         return DataLoader(StatefulShards(pipe, seed=3), batch_size=None)
     workers, distributed = 2 if kind == "workers" else 0, (1, 2) if kind == "ranks" else False
     return open_service(pipe, workers, distributed=distributed, seed=3)
-
-
-def keys_of(samples: Iterable[Any]) -> list[str]:
-    return [sample["__key__"] for sample in samples]
 
 
 def downloads(proxy: FaultProxy) -> Counter[str]:

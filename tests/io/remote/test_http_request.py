@@ -9,12 +9,13 @@ import socketserver
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 from error_facts import naming
 from fsspec.config import conf  # type: ignore[import-untyped]  # it carries no types
 from nginx_server import Nginx
+from readers import bytes_of
 from site_server import Site
 from web_server import serving
 
@@ -24,37 +25,32 @@ from wds_datapipes.io.openers import open_url
 LIMIT_S = 300.0
 
 
-def read(url: str, **options: Any) -> bytes:
-    with open_url(url, **options) as stream:
-        return b"".join(iter(lambda: stream.read(1000), b""))
-
-
 @pytest.mark.parametrize("status", [301, 308])
 def test_redirects_are_followed(site: Site, status: int) -> None:
     site.answers = {"/a/b.tar": (status, "../c.tar?x=1"), "/c.tar?x=1": (status, site.url("/d.tar"))}
-    assert read(site.url("/a/b.tar")) == b"/d.tar"
+    assert bytes_of(site.url("/a/b.tar")) == b"/d.tar"
 
 
 def test_a_redirect_loop_ends(site: Site) -> None:
     site.answers = {"/a.tar": (302, "/b.tar"), "/b.tar": (302, "/a.tar")}
     with pytest.raises(ShardOpenError, match=r"/a\.tar cannot be opened: HTTP status 302, it redirects 10"):
-        read(site.url("/a.tar"))
+        bytes_of(site.url("/a.tar"))
 
 
 @pytest.mark.parametrize("place", ["file:///etc/passwd", "ftp://host/a.tar", "pipe:echo a"])
 def test_redirects_never_lead_to_a_file_or_a_command(site: Site, place: str) -> None:
     site.answers = {"/a.tar": (302, place)}
     with pytest.raises(ShardOpenError, match=f"the scheme '{place.partition(':')[0]}' or no host"):
-        read(site.url("/a.tar"))
+        bytes_of(site.url("/a.tar"))
 
 
 def test_names_are_quoted_once(site: Site) -> None:
-    assert read(site.url("/a b/ü%20.tar?sign=a%2Fb&x=1 2#part")) == b"/a%20b/%C3%BC%20.tar?sign=a%2Fb&x=1%202"
+    assert bytes_of(site.url("/a b/ü%20.tar?sign=a%2Fb&x=1 2#part")) == b"/a%20b/%C3%BC%20.tar?sign=a%2Fb&x=1%202"
 
 
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer one"}])
 def test_a_password_in_the_url_is_sent_unless_another_is_given(site: Site, headers: dict[str, str]) -> None:
-    read(site.url("/a.tar", "me:p%40ss@"), storage_options={"headers": headers})
+    bytes_of(site.url("/a.tar", "me:p%40ss@"), storage_options={"headers": headers})
     (_, found) = site.asked[0]
     want = headers.get("authorization", f"Basic {base64.b64encode(b'me:p@ss').decode()}")
     assert {name.lower(): value for name, value in found.items()}["authorization"] == want
@@ -64,7 +60,7 @@ def test_a_secret_stays_on_its_host(site: Site) -> None:
     with serving(Site()) as other:
         site.answers = {"/a.tar": (302, "/b.tar"), "/b.tar": (302, other.url("/c.tar"))}
         headers = {"Authorization": "secret", "cookie": "secret", "X-Mine": "plain"}
-        read(site.url("/a.tar"), storage_options={"headers": headers})
+        bytes_of(site.url("/a.tar"), storage_options={"headers": headers})
     assert [found["Authorization"] for _, found in site.asked] == ["secret"] * 2
     (_, found) = other.asked[0]
     assert found["X-Mine"] == "plain"
@@ -72,17 +68,17 @@ def test_a_secret_stays_on_its_host(site: Site) -> None:
 
 
 def test_headers_come_from_options_or_fsspecs_configuration(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    read(site.url("/a.tar"))
-    read(site.url("/a.tar"), storage_options={"headers": {"X-Mine": "1"}})
+    bytes_of(site.url("/a.tar"))
+    bytes_of(site.url("/a.tar"), storage_options={"headers": {"X-Mine": "1"}})
     monkeypatch.setitem(conf, "http", {"headers": {"X-Mine": "2"}})
-    read(site.url("/a.tar"))
-    read(site.url("/a.tar"), storage_options={"headers": {"X-Mine": "3"}})
+    bytes_of(site.url("/a.tar"))
+    bytes_of(site.url("/a.tar"), storage_options={"headers": {"X-Mine": "3"}})
     assert [found.get("X-Mine") for _, found in site.asked] == [None, "1", "2", "3"]
 
 
 def test_unknown_storage_options_are_an_error(site: Site) -> None:
     with pytest.raises(ShardOpenError, match=naming("headers", "ca_file", "client_kwargs", "trust")):
-        read(site.url("/a.tar"), storage_options={"trust": 1, "client_kwargs": {"headers": {}}})
+        bytes_of(site.url("/a.tar"), storage_options={"trust": 1, "client_kwargs": {"headers": {}}})
     assert site.asked == []
 
 
@@ -125,15 +121,15 @@ def test_requests_go_through_the_proxy_of_the_environment(
     site: Site, monkeypatch: pytest.MonkeyPatch, tunnel: str
 ) -> None:
     monkeypatch.setenv("http_proxy", site.url("", "me:p%40ss@"))
-    assert read("http://me:too@far.invalid:81/a b.tar?x=1") == b"http://far.invalid:81/a%20b.tar?x=1"
+    assert bytes_of("http://me:too@far.invalid:81/a b.tar?x=1") == b"http://far.invalid:81/a%20b.tar?x=1"
     (_, found) = site.asked[0]
     assert found["Proxy-Authorization"] == f"Basic {base64.b64encode(b'me:p@ss').decode()}"
     assert found["Authorization"] == f"Basic {base64.b64encode(b'me:too').decode()}"
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    assert read(site.url("/a.tar")) == b"/a.tar"
+    assert bytes_of(site.url("/a.tar")) == b"/a.tar"
     monkeypatch.setenv("http_proxy", "socks5://127.0.0.1:1")
     with pytest.raises(ShardOpenError, match=r"http_proxy.* names a proxy of the scheme 'socks5'"):
-        read("http://far.invalid/a.tar")
+        bytes_of("http://far.invalid/a.tar")
 
 
 def test_tls_goes_through_a_tunnel(nginx: Nginx, tunnel: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +137,7 @@ def test_tls_goes_through_a_tunnel(nginx: Nginx, tunnel: str, monkeypatch: pytes
     monkeypatch.setenv("https_proxy", f"http://me:pass@{tunnel}")
     url = f"https://127.0.0.1:{nginx.https}/proxied.tar"
     options = {"ca_file": str(nginx.authority), "headers": {"Authorization": "secret"}}
-    assert read(url, storage_options=options) == b"whole"
+    assert bytes_of(url, storage_options=options) == b"whole"
     words = base64.b64encode(b"me:pass").decode()
     assert Tunnel.asked == [f"CONNECT 127.0.0.1:{nginx.https} HTTP/1.0", f"Proxy-Authorization: Basic {words}"] or (
         Tunnel.asked == [f"CONNECT 127.0.0.1:{nginx.https} HTTP/1.1", f"Proxy-Authorization: Basic {words}"]
@@ -155,7 +151,7 @@ def test_a_proxy_that_refuses_is_logged(tunnel: str, monkeypatch: pytest.MonkeyP
     with pytest.raises(
         ShardOpenError, match=rf"far\.invalid/a\.tar cannot be opened: HTTP status {status}, Not you \(of the proxy"
     ) as found:
-        read("https://far.invalid/a.tar")
+        bytes_of("https://far.invalid/a.tar")
     assert found.value.concerns_all
 
 

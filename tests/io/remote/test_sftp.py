@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from readers import keys_of
 from sftp_server import PASSWORD, USER, SftpServer
 from wires import Cut, Wire, wire
 
@@ -77,10 +78,6 @@ def pipeline(options: dict[str, Any], **others: Any) -> Any:
     return pipe
 
 
-def keys(items: Any) -> list[str]:
-    return [item["__key__"] for item in items]
-
-
 def state_at(pipe: Any, cut: int) -> Any:
     items = iter(pipe)
     for _ in range(cut):
@@ -94,18 +91,18 @@ def test_a_shard_is_read_whole_and_listed(server: SftpServer) -> None:
     assert read(server.options()) == WANT
     url = f"sftp://{USER}:{PASSWORD}@127.0.0.1:{server.port}/a.tar"
     found = ShardList(url).load_wds_shards(storage_options={"known_hosts": server.known_hosts(server.port)})
-    assert keys(found.group_samples()) == [key for key, _ in WANT]
+    assert keys_of(found.group_samples()) == [key for key, _ in WANT]
     listed = ShardList("sftp://127.0.0.1/*.tar", storage_options=server.options())
     assert [url.rpartition("/")[2] for url in listed] == ["a.tar"]
 
 
 def test_the_rest_of_an_epoch_is_read_by_seeking(server: SftpServer, line: Wire) -> None:
     cut, options = 4, server.options(line.port)
-    whole = keys(pipeline(options))
+    whole = keys_of(pipeline(options))
     state = state_at(pipeline(options), cut)
     load_state(resumed := pipeline(options), state)
     before = len(line.sent)  # on the connections: bytes still in flight do not count
-    assert keys(resumed) == whole[cut:]
+    assert keys_of(resumed) == whole[cut:]
     size = (server.files / "a.tar").stat().st_size
     waiting = sum((size if end < 0 else end) - start for _, start, end, _ in unpack_positions(state[1]["waiting"]))
     # The connection itself takes a few thousand bytes, and paramiko reads up to 32 KiB more of each range.
@@ -114,12 +111,12 @@ def test_the_rest_of_an_epoch_is_read_by_seeking(server: SftpServer, line: Wire)
 
 def test_a_resumed_epoch_continues_where_the_connection_breaks(server: SftpServer, line: Wire) -> None:
     options = server.options(line.port)
-    whole = keys(pipeline(options))
+    whole = keys_of(pipeline(options))
     state = state_at(pipeline(options), 2)
     for at, how in ((1_000, "reset"), (90_000, "close")):
         line.cuts[:] = [Cut(at, how)]
         load_state(resumed := pipeline(options), state)
-        assert keys(resumed) == whole[2:]
+        assert keys_of(resumed) == whole[2:]
         assert not line.cuts
 
 

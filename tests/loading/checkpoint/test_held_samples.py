@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from loader_kinds import Service, Tracked, items_of
+from numbered_shards import write_numbered
 from pipeline_table import Build, Pipe, key_of, number_in, shards_of, split, tokens_of
 from sweeps import WHOLE
 from users_stages import Buckets
@@ -22,7 +23,6 @@ from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import checkpoints_in
 from wds_datapipes.pipes.graph import graph_of
 from wds_datapipes.shards.position import unpack_positions
-from wds_datapipes.testing import build_shard
 
 shards = shards_of(20)
 
@@ -298,8 +298,7 @@ def test_failures_of_later_stages_are_counted_as_ever(flaky: Path) -> None:
 
 def test_shards_that_cannot_be_opened_any_more_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for shard in range(3):
-        build_shard(f"{shard}.tar", [{"__key__": f"{shard}-{n}", "cls": str(n)} for n in range(20)])
+    write_numbered(tmp_path, [20] * 3)
 
     def build() -> Pipe:
         return ShardList("{0..2}.tar").load_wds_shards(on_error="skip").group_samples().shuffle_samples(30).map(key_of)

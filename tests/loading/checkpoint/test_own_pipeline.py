@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from data_parallel_pipelines import open_loader
 from numbered_shards import numbered_shards
 from sweeps import WHOLE
 from torch.utils.data import IterDataPipe
@@ -47,11 +48,8 @@ def pipeline(size: int = 224, urls: Any = "{0..3}.tar", **options: Any) -> Pipe:
     return pipe
 
 
-def loader_of(pipe: Pipe, service: Any = None, seed: int | None = 3) -> DataLoader2[Any]:
-    loader: DataLoader2[Any] = DataLoader2(pipe, reading_service=ShardReadingService(2) if service is None else service)
-    if seed is not None:
-        loader.seed(seed)
-    return loader
+def loader_of(pipe: Pipe, service: Any = None, seed: int | None = 3) -> Any:
+    return open_loader(pipe, ShardReadingService(2) if service is None else service, seed=seed)
 
 
 def state_after(count: int, pipe: Pipe, service: Any = None) -> tuple[dict[str, Any], list[Any]]:

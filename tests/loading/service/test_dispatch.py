@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from error_facts import naming
+from numbered_shards import write_numbered
 from sweeps import WHOLE
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
@@ -27,7 +28,6 @@ from users_stages import InMain, Unchanged
 
 from wds_datapipes import ShardList, ShardReadingService, merge_states
 from wds_datapipes.errors import StateError, WorkerDiedError, WorkerTimeoutError
-from wds_datapipes.testing import build_shard
 
 Pipe = IterDataPipe[Any]
 
@@ -451,32 +451,30 @@ def test_an_exit_of_the_dispatching_process_is_reported() -> None:
 
 
 @pytest.fixture
-def shards(tmp_path: Path) -> list[str]:
-    for name in "abcdef":
-        build_shard(tmp_path / f"{name}.tar", [{"__key__": f"{name}{n}", "txt": str(n)} for n in range(8)])
-    return [str(tmp_path / f"{name}.tar") for name in "abcdef"]
+def shards(tmp_path: Path) -> str:
+    return write_numbered(tmp_path, [8] * 6)
 
 
 class NapsAt(Unchanged):
-    """Yields keys, but not c3."""
+    """Yields keys, but not 2-3."""
 
     def __iter__(self) -> Iterator[Any]:
         for sample in self.source:
-            if sample["__key__"] == "c3":
+            if sample["__key__"] == "2-3":
                 time.sleep(600)
             yield sample["__key__"]
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_a_timeout_names_the_shard_of_the_dispatching_process(shards: list[str]) -> None:
+def test_a_timeout_names_the_shard_of_the_dispatching_process(shards: str) -> None:
     pipe = dispatch(NapsAt(ShardList(shards).sharding_filter().load_wds_shards().group_samples()))
     loader = load(pipe, timeout_s=4)
     items = []
     with pytest.raises(
-        WorkerTimeoutError, match=r"items of the dispatching process\. The last shard that it opened is \S+c\.tar"
+        WorkerTimeoutError, match=r"items of the dispatching process\. The last shard that it opened is \S+2\.tar"
     ):
         items.extend(loader)
-    assert items == [f"{name}{number}" for name in "abc" for number in range(8)][: len(items)]
+    assert items == [f"{shard}-{n}" for shard in range(3) for n in range(8)][: len(items)]
     assert len(items) == 19
     loader.shutdown()
 
@@ -517,7 +515,7 @@ def test_dispatching_before_ranks_are_split() -> None:
 # states
 
 
-STATES: dict[str, Callable[[list[str]], Pipe]] = {
+STATES: dict[str, Callable[[str], Pipe]] = {
     "numbers": lambda _: dispatch(numbers(48).shuffle()).map(plus_one),
     "batches of numbers": lambda _: dispatch(numbers(96).shuffle()).batch(2),
     "a filter that drops items": lambda _: dispatch(numbers(96).shuffle()).filter(is_kept),
@@ -540,7 +538,7 @@ TAKEN = (0, 1, 7, 30)
         *(itertools.product(STATES, TAKEN, ["spawn"]) if WHOLE else [("samples", 7, "spawn")]),
     ],
 )
-def test_a_state_resumes_at_the_very_next_item(name: str, taken: int, method: str, shards: list[str]) -> None:
+def test_a_state_resumes_at_the_very_next_item(name: str, taken: int, method: str, shards: str) -> None:
     with load(STATES[name](shards)) as loader:
         loader.seed(7)
         first = [str(item) for item in loader]
@@ -556,7 +554,7 @@ def test_a_state_resumes_at_the_very_next_item(name: str, taken: int, method: st
     assert resumed == (second[taken:] if taken else second)
 
 
-def test_a_state_is_refused_if_the_items_cannot_be_made_again(shards: list[str]) -> None:
+def test_a_state_is_refused_if_the_items_cannot_be_made_again(shards: str) -> None:
     spanning = dispatch(numbers(20).with_epoch(15))
     with load(spanning) as loader:
         assert len(list(itertools.islice(loader, 5))) == 5
@@ -573,7 +571,7 @@ def test_items_of_a_stream_that_a_loop_has_not_received_are_not_lost_silently() 
 
 
 @pytest.mark.parametrize("name", ["samples", "shards"])
-def test_a_state_requires_as_many_workers(name: str, shards: list[str]) -> None:
+def test_a_state_requires_as_many_workers(name: str, shards: str) -> None:
     with load(STATES[name](shards)) as loader:
         loader.seed(7)
         assert len(list(itertools.islice(loader, 9))) == 9

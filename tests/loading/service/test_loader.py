@@ -7,12 +7,12 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
+from data_parallel_pipelines import open_loader
 from error_facts import naming
-from numbered_shards import write_numbered
+from numbered_shards import numbered_shards
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata.dataloader2 import (
@@ -28,10 +28,9 @@ from wds_datapipes.epoch import NO_EPOCH, seed_after
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.epoch_run import seed_loader, seed_of
 
+pytestmark = pytest.mark.usefixtures("one_rank")
 
-@pytest.fixture(autouse=True)
-def shards(folder: Path, one_rank: None) -> None:
-    write_numbered(folder, [5, 0, 7, 1, 6])
+shards = numbered_shards([5, 0, 7, 1, 6])
 
 
 def pipeline(urls: str = "{0..4}.tar", buffer_size: int = 4) -> Any:
@@ -53,9 +52,7 @@ with_states = pytest.mark.parametrize("new_service", [*SERVICES.values()][:2], i
 
 
 def loader_of(service: Any, seed: int = 3, pipe: IterDataPipe[Any] | None = None) -> Any:
-    loader: DataLoader2[Any] = DataLoader2(pipeline() if pipe is None else pipe, reading_service=service)
-    loader.seed(seed)
-    return loader
+    return open_loader(pipeline() if pipe is None else pipe, service, seed=seed)
 
 
 def chosen(loader: Any, *numbers: int) -> list[list[Any]]:

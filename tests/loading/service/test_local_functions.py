@@ -3,10 +3,10 @@
 import pickle
 from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
-from pathlib import Path
 from typing import Any
 
 import pytest
+from numbered_shards import numbered_shards
 from torch.utils.data import IterDataPipe
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
@@ -14,7 +14,6 @@ from torchdata.datapipes.iter import IterableWrapper
 from wds_datapipes import ShardList, ShardReadingService
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.graph import graph_of
-from wds_datapipes.testing import build_shard
 
 #: torch warns about lambdas when they are passed.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is not supported by pickle:UserWarning")
@@ -62,18 +61,14 @@ def test_a_loader_has_its_own_copy_of_what_a_pipeline_holds() -> None:
 
 
 def samples_of(field: str) -> IterDataPipe[Any]:
-    shards = ShardList("{a,b}.tar").shuffle().sharding_filter().load_wds_shards().group_samples()
+    shards = ShardList("{0,1}.tar").shuffle().sharding_filter().load_wds_shards().group_samples()
     pipe: IterDataPipe[Any] = shards.map(lambda sample: sample[field])
     return pipe
 
 
-@pytest.fixture
-def shards(folder: Path) -> None:
-    for name in "ab":
-        build_shard(f"{name}.tar", [{"__key__": f"{name}{number}", "cls": str(number)} for number in range(5)])
+shards = numbered_shards([5, 5])
 
 
-@pytest.mark.usefixtures("shards")
 def test_a_lambda_that_has_changed_since_is_another_pipeline() -> None:
     state = DataLoader2(samples_of("__key__"), reading_service=ShardReadingService()).state_dict()
     loader = DataLoader2(samples_of("cls"), reading_service=ShardReadingService())

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 from error_facts import naming
-from global_batches import global_batches, keys
+from global_batches import global_batches
 from numbered_shards import write_numbered
+from readers import keys_of
 
 from wds_datapipes import ErrorBudget, IndexedSamples
 from wds_datapipes.errors import (
@@ -55,7 +56,7 @@ def test_a_mixture_has_the_same_global_batches_on_any_ranks_and_workers(
     assert global_batches(datasets, ranks, workers, 4, of=list, **options) == expected
     samples = list(chain(*expected))
     assert all(sample["__key__"].startswith(sample["__dataset__"]) for sample in samples)
-    counts = Counter(keys(samples))
+    counts = Counter(keys_of(samples))
     for name, sizes in SIZES.items():  # each dataset repeats only after all of its samples
         times = [counts[f"{name}-{shard}-{n:02}"] for shard, size in enumerate(sizes) for n in range(size)]
         assert max(times) - min(times) <= 1 + (lanes > 1)
@@ -70,8 +71,8 @@ def test_without_weights_each_sample_of_every_dataset_comes_once(datasets: dict[
     ]
     samples = IndexedSamples(datasets)
     assert len(samples) == len(every)
-    assert sorted(keys(samples)) == sorted(every)
-    assert keys(IndexedSamples(datasets, order="sequential")) == every
+    assert sorted(keys_of(samples)) == sorted(every)
+    assert keys_of(IndexedSamples(datasets, order="sequential")) == every
     dataset = samples.map_style()
     assert [dataset[number]["__dataset__"] for number in (0, 26, 27, 35)] == ["web", "web", "books", "books"]
     check_coverage(lambda: IndexedSamples(datasets, remainder="keep"), ranks=2, workers=3)
@@ -83,21 +84,21 @@ def test_an_epoch_is_as_long_as_the_datasets_that_are_read_or_as_requested(datas
     assert len(only) == 9
     assert {sample["__dataset__"] for sample in only} == {"books"}
     short = IndexedSamples(datasets["web"], epoch=EpochOptions(samples=5))
-    assert len(set(keys(short))) == len(short) == 5
+    assert len(set(keys_of(short))) == len(short) == 5
     long = IndexedSamples(datasets["web"], epoch=EpochOptions(samples=60))
-    assert sorted(Counter(keys(long)).values()) == [2] * 21 + [3] * 6
-    assert keys(IndexedSamples(datasets["web"], epoch=EpochOptions(samples=60), order="sequential"))[27:54] == keys(
-        IndexedSamples(datasets["web"], order="sequential")
-    )
+    assert sorted(Counter(keys_of(long)).values()) == [2] * 21 + [3] * 6
+    assert keys_of(IndexedSamples(datasets["web"], epoch=EpochOptions(samples=60), order="sequential"))[
+        27:54
+    ] == keys_of(IndexedSamples(datasets["web"], order="sequential"))
     assert len(IndexedSamples(datasets, weights={"web": 9, "books": 1}, epoch=EpochOptions(samples=10**12))) == 10**12
 
 
 def test_samples_of_single_datasets_are_selected_by_name(datasets: dict[str, Manifest]) -> None:
     samples = IndexedSamples(datasets, select={"web": slice(None, None, 9)}, order="sequential")
-    assert keys(samples)[:4] == ["web-0-00", "web-2-02", "web-2-11", "books-0-00"]
+    assert keys_of(samples)[:4] == ["web-0-00", "web-2-02", "web-2-11", "books-0-00"]
     assert len(samples) == 3 + 9
     both = IndexedSamples(datasets, select=lambda index: [key.endswith("1") for key in index.keys], order="sequential")
-    assert keys(both) == ["web-0-01", "web-2-01", "web-2-11", "books-0-01", "books-1-01"]
+    assert keys_of(both) == ["web-0-01", "web-2-01", "web-2-11", "books-0-01", "books-1-01"]
     with pytest.raises(TypeError, match=naming("select", "slice")):
         IndexedSamples(datasets, select=slice(3))
     with pytest.raises(ValueError, match=naming("'code'", "'books', 'web'")):
@@ -113,7 +114,7 @@ def test_datasets_with_shards_of_one_name_need_separate_folders_of_indexes(tmp_p
         (tmp_path / name).mkdir()
         build_shard(tmp_path / name / "0.tar", [{"__key__": name, "txt": "x"}])
     patterns = {name: f"{tmp_path}/{name}/0.tar" for name in "ab"}
-    assert sorted(keys(IndexedSamples(patterns))) == ["a", "b"]
+    assert sorted(keys_of(IndexedSamples(patterns))) == ["a", "b"]
     with pytest.raises(ValueError, match=r"Several shards would have the index .*0\.tar\.wdsidx"):
         IndexedSamples(patterns, access=AccessOptions(index_dir=tmp_path / "indexes"))
 
@@ -137,7 +138,7 @@ def test_fields_of_another_dataset_are_joined_by_key(
     options: dict[str, Any] = {"join": captions, "remainder": "keep", "lanes": lanes}
     batches = global_batches(datasets["books"], ranks, workers, ranks, of=list, **options)
     found = [sample for batch in batches for sample in batch]
-    assert sorted(keys(found)) == sorted(keys(IndexedSamples(datasets["books"])))
+    assert sorted(keys_of(found)) == sorted(keys_of(IndexedSamples(datasets["books"])))
     for sample in found:
         assert sample["txt"] == f"of {sample['__key__']}".encode()
         assert set(sample) - {"__local_path__"} == {"__key__", "__url__", "cls", "txt"}
@@ -151,7 +152,7 @@ def test_samples_without_a_counterpart_are_errors_or_skipped_or_kept(
         IndexedSamples(datasets["web"], join=captions)
     assert len(IndexedSamples(datasets["web"], join=captions, select=slice(7))) == 7, "others are not needed"
     joined = IndexedSamples(datasets["web"], join=Join(captions, missing="skip"), order="sequential")
-    assert keys(joined) == [f"web-0-{n:02}" for n in range(7)]
+    assert keys_of(joined) == [f"web-0-{n:02}" for n in range(7)]
     assert len(joined) == len(joined.map_style()) == 7
     assert joined.map_style()[3]["txt"] == b"of web-0-03"
     assert list(pickle.loads(pickle.dumps(joined))) == list(joined)
@@ -160,7 +161,7 @@ def test_samples_without_a_counterpart_are_errors_or_skipped_or_kept(
     some = IndexedSamples(
         datasets, join=Join(captions, missing="skip"), select={"web": slice(None, None, 2)}, order="sequential"
     )
-    assert keys(some) == [f"web-0-{n:02}" for n in (0, 2, 4, 6)] + keys(
+    assert keys_of(some) == [f"web-0-{n:02}" for n in (0, 2, 4, 6)] + keys_of(
         IndexedSamples(datasets["books"], order="sequential")
     )
     with pytest.raises(EmptySourceError, match=naming("select", "join", "27 samples")):
@@ -168,7 +169,7 @@ def test_samples_without_a_counterpart_are_errors_or_skipped_or_kept(
 
 
 def test_joined_fields_must_differ_unless_only_some_are_read(datasets: dict[str, Manifest], tmp_path: Path) -> None:
-    names = [*keys(IndexedSamples(datasets["books"], order="sequential"))]
+    names = [*keys_of(IndexedSamples(datasets["books"], order="sequential"))]
     other = build_shard(tmp_path / "0.tar", [{"__key__": key, "cls": "9", "json": "{}"} for key in names])
     with pytest.raises(DuplicateKeyError, match=r"join cannot add the field 'cls' from .*0\.tar, .*books-"):
         list(IndexedSamples(datasets["books"], join=[[other]]))
@@ -205,7 +206,7 @@ def test_an_unreadable_sample_is_replaced_and_nothing_shifts(
 
 def test_unreadable_samples_are_counted_and_skipped_if_each_must_come_once(damaged: Manifest) -> None:
     pipe = IndexedSamples(damaged, remainder="keep", on_error="skip")
-    found = keys(pipe)
+    found = keys_of(pipe)
     assert sorted(found) == sorted(f"{shard}-{n}" for shard in (0, 1, 3) for n in range(10))
     assert pipe.counters.skipped().counts["IndexedSamples: ChangedShardError"] == 10
     with pytest.raises(TypeError, match=naming("IndexedSamples", "length", "on_error='skip'")):
@@ -213,7 +214,7 @@ def test_unreadable_samples_are_counted_and_skipped_if_each_must_come_once(damag
     with pytest.raises(ErrorBudgetError, match="IndexedSamples skipped 4 of "):
         list(IndexedSamples(damaged, on_error=ErrorBudget(max_errors=3, warn=False)))
     ended = IndexedSamples(damaged, order="sequential", on_error=lambda error: False)
-    assert keys(ended) == [f"{shard}-{n}" for shard in (0, 1) for n in range(10)]
+    assert keys_of(ended) == [f"{shard}-{n}" for shard in (0, 1) for n in range(10)]
     counts = ended.counters.skipped().counts
     assert counts == {"IndexedSamples: ChangedShardError": 1, "IndexedSamples: not read": 19}
     with pytest.warns(UserWarning, match="IndexedSamples skipped"):

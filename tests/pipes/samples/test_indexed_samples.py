@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 import torch
 from error_facts import naming
-from global_batches import global_batches, keys
+from global_batches import global_batches
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numbered_shards import write_numbered
+from readers import keys_of
 from torch.utils.data import DataLoader, RandomSampler, Subset
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
@@ -74,7 +75,7 @@ def test_padding_is_marked_and_repeats_the_first_samples(manifest: Manifest) -> 
     pipe = IndexedSamples(manifest, global_batch_size=120, remainder="pad", order="sequential")
     samples = list(pipe)
     assert [sample["__padding__"] for sample in samples] == [False] * COUNT + [True] * (120 - COUNT)
-    assert keys(samples) == (keys(samples)[:COUNT] * 3)[:120]
+    assert keys_of(samples) == (keys_of(samples)[:COUNT] * 3)[:120]
 
 
 PADDED_TO_24: dict[str, Any] = {"global_batch_size": 24, "remainder": "pad", "order": "sequential"}
@@ -140,18 +141,18 @@ def test_padding_is_not_written(manifest: Manifest, tmp_path: Path) -> None:
 
 def test_orders_depend_only_on_the_seed(manifest: Manifest) -> None:
     def epoch(seed: int, **options: Any) -> list[str]:
-        return keys(IndexedSamples(manifest, **options).set_seed(seed))
+        return keys_of(IndexedSamples(manifest, **options).set_seed(seed))
 
-    streamed = keys(ShardList(manifest.urls).load_wds_shards().group_samples())
+    streamed = keys_of(ShardList(manifest.urls).load_wds_shards().group_samples())
     assert epoch(1) == epoch(1) != epoch(2)
     assert epoch(1, order="window", epoch=EpochOptions(window_shards=2)) != epoch(
         2, order="window", epoch=EpochOptions(window_shards=2)
     )
     assert epoch(1, order="sequential") == epoch(2, order="sequential") == streamed
-    assert keys(IndexedSamples(manifest).set_seed(1).set_shuffle(False)) == streamed
+    assert keys_of(IndexedSamples(manifest).set_seed(1).set_shuffle(False)) == streamed
     pipe = IndexedSamples(manifest)
-    assert keys(pipe) != keys(pipe), "each pass has another order"
-    assert sorted(keys(pipe)) == sorted(streamed)
+    assert keys_of(pipe) != keys_of(pipe), "each pass has another order"
+    assert sorted(keys_of(pipe)) == sorted(streamed)
 
 
 def test_samplers_of_torch_read_in_map_style(manifest: Manifest) -> None:
@@ -160,8 +161,8 @@ def test_samplers_of_torch_read_in_map_style(manifest: Manifest) -> None:
     assert len(dataset) == COUNT
     assert [dataset[number] for number in range(COUNT)] == streamed
     assert dataset[3] == dataset[3 - COUNT]
-    loader = DataLoader(dataset, batch_size=8, sampler=RandomSampler(dataset), collate_fn=keys, num_workers=2)
-    assert sorted(chain(*loader)) == sorted(keys(streamed))
+    loader = DataLoader(dataset, batch_size=8, sampler=RandomSampler(dataset), collate_fn=keys_of, num_workers=2)
+    assert sorted(chain(*loader)) == sorted(keys_of(streamed))
     assert len(loader) == -(-COUNT // 8)
     with pytest.raises(IndexError, match=f"has {COUNT} samples, so there is no sample {COUNT}"):
         dataset[COUNT]
@@ -175,7 +176,7 @@ def test_indexes_are_built_or_required(tmp_path: Path) -> None:
         StaleSidecarError, match=r"a\.tar has no valid index, .*a\.tar\.wdsidx cannot be read: there is no"
     ):
         IndexedSamples(pattern, access=AccessOptions(indexes="require"))
-    assert keys(
+    assert keys_of(
         IndexedSamples(pattern, access=AccessOptions(index_dir=tmp_path / "elsewhere"), order="sequential")
     ) == ["a", "b"]
     assert not list(tmp_path.glob("*.wdsidx"))
@@ -322,13 +323,13 @@ def test_windows_of_more_shards_than_are_open_are_a_warning(manifest: Manifest) 
     ids=["slice", "numbers", "mask", "function"],
 )
 def test_only_selected_samples_are_read(manifest: Manifest, order: Any, select: Any, chosen: list[int]) -> None:
-    every = keys(IndexedSamples(manifest, order="sequential"))
+    every = keys_of(IndexedSamples(manifest, order="sequential"))
     expected = [every[number] for number in chosen]
     samples = IndexedSamples(manifest, order=order, select=select)
     dataset = samples.map_style()
     assert len(samples) == len(dataset) == len(expected)
-    assert keys(dataset[number] for number in range(len(dataset))) == expected
-    found = keys(samples)
+    assert keys_of(dataset[number] for number in range(len(dataset))) == expected
+    found = keys_of(samples)
     assert Counter(found) == Counter(expected)
     assert order != "sequential" or found == expected
 
@@ -354,20 +355,20 @@ def test_excluded_samples_are_replaced_or_left_out(
         (tmp_path / exclude).write_text("".join(f"{key}\r\n" for key in sorted(gone)), "utf-8-sig")
         exclude = tmp_path / exclude
     options: dict[str, Any] = {"order": order, "remainder": remainder, "global_batch_size": 8}
-    every = keys(IndexedSamples(manifest, **options).set_seed(3))
+    every = keys_of(IndexedSamples(manifest, **options).set_seed(3))
     pipe = IndexedSamples(manifest, epoch=EpochOptions(exclude=exclude), **options).set_seed(3)
     found = list(pipe)
-    assert gone.isdisjoint(keys(found))
+    assert gone.isdisjoint(keys_of(found))
     assert len(pipe.map_style()) == COUNT, "which has all samples"
     if remainder == "keep":
-        assert keys(found) == [key for key in every if key not in gone]
+        assert keys_of(found) == [key for key in every if key not in gone]
         with pytest.raises(TypeError, match=naming("IndexedSamples", "length", "exclude=")):
             len(pipe)
     else:
         assert len(found) == len(pipe) == len(every)
         marks = [sample["__padding__"] for sample in found]
         assert marks == [key in gone or place >= COUNT for place, key in enumerate(every)]
-        assert all(key == own or key in gone for key, own in zip(every, keys(found), strict=True))
+        assert all(key == own or key in gone for key, own in zip(every, keys_of(found), strict=True))
     others = {"other": manifest, "web": manifest}
     mixed = IndexedSamples(others, epoch=EpochOptions(exclude={"web": exclude}), remainder="keep")
     counts = Counter((sample["__dataset__"], sample["__key__"]) for sample in mixed)
@@ -377,7 +378,7 @@ def test_excluded_samples_are_replaced_or_left_out(
 @pytest.mark.parametrize("remainder", ["drop", "keep"])
 def test_exclusions_that_leave_or_match_nothing_are_reported(manifest: Manifest, remainder: Any) -> None:
     def read(exclude: Any) -> list[str]:
-        return keys(IndexedSamples(manifest, remainder=remainder, epoch=EpochOptions(exclude=exclude)))
+        return keys_of(IndexedSamples(manifest, remainder=remainder, epoch=EpochOptions(exclude=exclude)))
 
     with pytest.raises(EmptySourceError, match=naming("exclude=", 50, 100)):
         read(lambda index: np.ones(len(index), bool))
@@ -397,6 +398,6 @@ def test_excluded_samples_of_a_shard_without_an_index_are_not_read(tmp_path: Pat
     pipe = IndexedSamples(manifest, on_error="skip", epoch=EpochOptions(exclude=["a1", "b1"]))
     (tmp_path / "a.tar.wdsidx").unlink()
     found = list(pipe)
-    assert {*keys(found)} == {f"b{n}" for n in range(10) if n != 1}
+    assert {*keys_of(found)} == {f"b{n}" for n in range(10) if n != 1}
     assert [sample["__padding__"] for sample in found].count(True) == 11
     assert pipe.counters.skipped().counts == {"IndexedSamples: MissingSidecarError": 10}

@@ -11,21 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from readers import keys_in, samples_in
 
 from wds_datapipes import ShardList
-from wds_datapipes.samples.grouping import group_samples
-from wds_datapipes.shards.loading import read_shards
 from wds_datapipes.testing import build_shard
-
-
-def read(*urls: str) -> list[dict[str, Any]]:
-    """The samples of shards, with their keys and fields."""
-    samples = group_samples(read_shards(urls))
-    return [{f: v for f, v in sample.items() if f == "__key__" or f[:2] != "__"} for sample in samples]
-
-
-def keys(*urls: str) -> list[str]:
-    return [sample["__key__"] for sample in read(*urls)]
 
 
 @pytest.mark.parametrize("field", ["jpg", "pyd"])
@@ -34,7 +23,7 @@ def test_any_bytes_are_copied_unchanged(program: Any, folder: Path, field: str) 
     build_shard("raw.tar", [{"__key__": "a", field: data}])
     for command in ("cat", "shuffle", "split"):
         assert program(command, "raw.tar", "-o", f"{command}-%d.tar").code == 0
-        assert read(f"{command}-0.tar") == [{"__key__": "a", field: data}]
+        assert samples_in(f"{command}-0.tar") == [{"__key__": "a", field: data}]
 
 
 def test_parts_depend_only_on_keys(program: Any, folder: Path) -> None:
@@ -44,14 +33,16 @@ def test_parts_depend_only_on_keys(program: Any, folder: Path) -> None:
     build_shard("z.tar", samples[::-2])
     arguments = ["-p", "train=80", "-p", "val=20", "-o", "{part}-%d.tar", "--json"]
     facts = json.loads(program("split", "x.tar", "y.tar", *arguments).out)
-    train, val = read("train-0.tar"), keys("val-0.tar")
+    train, val = samples_in("train-0.tar"), keys_in("val-0.tar")
     assert facts["parts"] == {"train": len(train), "val": len(val)}
-    assert sorted([*train, *read("val-0.tar")], key=lambda sample: sample["__key__"]) == read("x.tar", "y.tar")
+    assert sorted([*train, *samples_in("val-0.tar")], key=lambda sample: sample["__key__"]) == samples_in(
+        "x.tar", "y.tar"
+    )
     assert 70 < len(val) < 170
     program("split", "z.tar", *arguments)
-    assert set(keys("val-0.tar")) == set(val) & set(keys("z.tar"))
+    assert set(keys_in("val-0.tar")) == set(val) & set(keys_in("z.tar"))
     program("split", "x.tar", "y.tar", *arguments, "--seed", "1")
-    assert keys("val-0.tar") != val
+    assert keys_in("val-0.tar") != val
 
 
 @given(
@@ -69,8 +60,8 @@ def test_it_sorts_as_python_does(program: Any, values: list[tuple[int, int]], nu
     build_shard("y.tar", samples[10:])
     arguments = [*["--numeric"][: int(numeric)], *["--reverse"][: int(reverse)]]
     assert program("sort", "x.tar", "y.tar", "-o", "o.tar", "--by", "cls", *arguments).code == 0
-    before = read("x.tar", "y.tar")
-    assert read("o.tar") == sorted(
+    before = samples_in("x.tar", "y.tar")
+    assert samples_in("o.tar") == sorted(
         before, key=lambda sample: int(sample["cls"]) if numeric else sample["cls"], reverse=reverse
     )
 

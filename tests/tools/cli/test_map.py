@@ -11,17 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-
-from wds_datapipes.samples.grouping import group_samples
-from wds_datapipes.shards.loading import read_shards
-
-Read = list[tuple[str, dict[str, bytes]]]
-
-
-def read(*urls: str) -> Read:
-    samples = group_samples(read_shards(urls))
-    return [(sample["__key__"], {f: v for f, v in sample.items() if f[:2] != "__"}) for sample in samples]
-
+from readers import samples_in
 
 #: Commands of this process are identified by this sleeping time in seconds.
 LONG_S = f"600.{os.getpid()}"
@@ -42,7 +32,7 @@ def test_a_killed_process_is_replaced_and_leaves_nothing(program: Any, shards: l
         tempfile.tempdir = before
     assert done.code == 0
     assert "will be retried: WorkerDiedError" in done.err
-    assert [read(f"o/{shard}") for shard in shards] == [read(shard) for shard in shards]
+    assert [samples_in(f"o/{shard}") for shard in shards] == [samples_in(shard) for shard in shards]
     assert list(place.iterdir()) == []
     while any(each.info["cmdline"] == ["sleep", LONG_S] for each in psutil.process_iter(["cmdline"])):
         time.sleep(0.02)  # a killed process takes a moment to exit

@@ -21,9 +21,10 @@ from random import Random
 from typing import Any
 
 import pytest
+from readers import keys_in
 
 import wds_datapipes
-from wds_datapipes import ConvertedShard, JobOptions, ShardList, WriteOptions, convert_shards
+from wds_datapipes import ConvertedShard, JobOptions, WriteOptions, convert_shards
 from wds_datapipes.errors import ConversionError, EncodeError, ShardWriteError, StateError, WorkerDiedError
 from wds_datapipes.testing import build_shard
 
@@ -54,10 +55,6 @@ def odd(sample: dict[str, Any]) -> dict[str, Any] | None:
 
 def same(sample: dict[str, Any]) -> dict[str, Any]:
     return sample
-
-
-def keys(url: str) -> list[str]:
-    return [sample["__key__"] for sample in ShardList(url).load_wds_shards().group_samples()]
 
 
 def written(folder: str = "out") -> dict[str, str]:
@@ -93,7 +90,7 @@ def test_a_function_returns_a_sample_or_none_or_several(shards: list[str]) -> No
     for number, result in enumerate(results):
         assert result.source == f"{number}.tar"
         assert (result.info.url, result.info.samples, result.read, result.is_new) == (f"out/{number}.tar", 5, 5, True)
-        assert keys(result.info.url) == [f"{number}-{n}" for n in ("1", "2", "3-0", "3-1", "3-2")]
+        assert keys_in(result.info.url) == [f"{number}-{n}" for n in ("1", "2", "3-0", "3-1", "3-2")]
         assert result.info.sha256 == written()[f"{number}.tar"]
         assert result.info.bytes == os.path.getsize(result.info.url)
 
@@ -106,7 +103,7 @@ def test_a_function_of_whole_shards_gets_all_samples_of_one(shards: list[str]) -
 
     results = convert_shards(last_first, shards, "out/", whole_shards=True)
     assert [result.read for result in results] == [5] * 6
-    assert keys("out/4.tar") == ["all-5", "4-4", "4-3", "4-2", "4-1", "4-0"]
+    assert keys_in("out/4.tar") == ["all-5", "4-4", "4-3", "4-2", "4-1", "4-0"]
 
 
 def test_archives_without_end_markers_are_converted_on_request(folder: Path) -> None:
@@ -124,7 +121,7 @@ def test_a_shard_without_samples_is_written_too(shards: list[str]) -> None:
     results = convert_shards(lambda sample: sample if sample["__key__"][0] == "3" else None, shards, "out/")
     assert [result.info.samples for result in results] == [0, 0, 0, 5, 0, 0]
     assert len(written()) == 6
-    assert keys("out/") == [f"3-{n}" for n in range(5)]
+    assert keys_in("out/") == [f"3-{n}" for n in range(5)]
     assert new(convert_shards(lambda sample: sample if sample["__key__"][0] == "3" else None, shards, "out/")) == []
 
 
@@ -308,8 +305,8 @@ def test_bad_samples_are_skipped_on_request(shards: list[str]) -> None:
     assert results[5].skipped == sum(number in (1, 2) for number in range(results[5].read)) + 1  # the rest of the shard
     again = convert_shards(convert, shards, "out/", on_error="skip")
     assert again == [result._replace(is_new=False) for result in results]
-    assert keys("out/0.tar") == ["0-0", "0-3", "0-4"]
-    assert keys("out/5.tar") == [key for key in keys("out/5.tar") if key[:3] in ("5-0", "5-3", "5-4")]
+    assert keys_in("out/0.tar") == ["0-0", "0-3", "0-4"]
+    assert keys_in("out/5.tar") == [key for key in keys_in("out/5.tar") if key[:3] in ("5-0", "5-3", "5-4")]
     with pytest.raises(ConversionError, match=r"5\.tar: TruncatedShardError"):
         convert_shards(same, shards, "whole/", job=JobOptions(retries=0))
 

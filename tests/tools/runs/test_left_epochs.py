@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loader_kinds import InStateful, Persistent, Service, Stateful, Tracked
 from numbered_shards import numbered_shards
+from readers import keys_of
 from sweeps import WHOLE
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -39,10 +40,6 @@ shards = numbered_shards(SIZES)
 def indexed(ranks: int = 1, **options: Any) -> Any:
     shards: Any = {"a": "{0..2}.tar", "b": "{3,4}.tar"} if options.get("weights") else "{0..4}.tar"
     return IndexedSamples(shards, global_batch_size=BATCH, **options).batch(BATCH // ranks)
-
-
-def keys_of(batch: Any) -> list[str]:
-    return [sample["__key__"] for sample in batch]
 
 
 def run(

@@ -13,6 +13,7 @@ from data_parallel_pipelines import open_service
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from numbered_shards import numbered_shards
+from readers import keys_of
 from sweeps import WHOLE
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -45,10 +46,6 @@ def indexed(ranks: int, exclude: list[str] | None = None, **options: Any) -> Any
     options["epoch"] = EpochOptions(window_shards=2, exclude=names)
     shards = {"a": "{0..2}.tar", "b": "{3,4}.tar"} if options.get("weights") else "{0..4}.tar"
     return IndexedSamples(shards, global_batch_size=BATCH, **options).batch(BATCH // ranks)
-
-
-def keys_of(batch: Any) -> list[str]:
-    return [sample["__key__"] for sample in batch]
 
 
 def run(
