@@ -41,9 +41,6 @@ class RoundRobinSender(Sender):
 
     def __init__(self, channel: socket.socket, targets: Sequence[socket.socket], *, together: int, name: str) -> None:
         self._targets = [Sender(target, window=DISPATCHED_MESSAGES, together=together, name=name) for target in targets]
-        self._kept: list[deque[Any]] = []
-        self._turn = 0
-        self._counted = 0  # the skipped items that the main process knows of
         super().__init__(channel, window=1, together=1, name=name)
         self._poll = select.poll()
         for each in (self, *self._targets):
@@ -59,7 +56,9 @@ class RoundRobinSender(Sender):
         super().begin(epoch)
         for target in self._targets:
             target.begin(epoch)
-        self._kept, self._turn, self._counted = [deque() for _ in self._targets], 0, 0
+        self._kept: list[deque[Any]] = [deque() for _ in self._targets]
+        self._turn = 0
+        self._counted = 0  # the skipped items of the epoch that the main process knows of
 
     def put(self, item: object, record: object = None) -> bool:  # noqa: ARG002  an argument of every sender
         """Send an item to the next worker, or keep it for that worker; return whether requests should be received.
