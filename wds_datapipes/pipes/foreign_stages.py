@@ -71,9 +71,11 @@ class _Mapper(Transform, ForeignStage):
 
 
 class _ShardingFilter(Splitter, ForeignStage):
-    holds_items = None  # it may drop all samples of a pass: those of other instances
     draws_globally = False
     alternative = "Put .sharding_filter() before .load_wds_shards()"
+
+    def may_hold(self, taken: int) -> bool:
+        return Role.may_hold(self, taken)  # it may drop all samples of a pass: those of other instances
 
     def number_instances(self) -> None:
         pipe, only = self.pipe, self.pipe.sharding_group_filter

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from wds_datapipes.datapipes import SHARDING_PRIORITIES
+from wds_datapipes.pipes.inspection import attribute_of
 from wds_datapipes.types import Instance
 
 #: The groups of torch's ``ShardingFilter``: sharding priority -> number of instances, index of this instance.
@@ -13,7 +14,7 @@ Groups = dict[int, tuple[int, int]]
 
 def groups_of(splitter: Any) -> Groups | None:
     """Return the groups between which a stage of any package splits the data; None if unknown."""
-    groups: Groups | None = getattr(splitter, "groups", None)
+    groups: Groups | None = attribute_of(splitter, "groups")
     return groups
 
 

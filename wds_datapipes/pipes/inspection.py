@@ -18,13 +18,15 @@ TORCH_ATTRIBUTES = frozenset(
     {
         *("_buffer", "_enabled", "_fast_forward_iterator", "_number_of_samples_yielded", "_rng", "_seed"),
         *("_snapshot_state", "_uuid", "_valid_iterator_id"),
-        *("_is_child_datapipe", "_apply_fn"),  # of `adapt_foreign_stages`
+        *("_is_child_datapipe", "_apply_fn"),  # of `adapt_stage`
     }
 )
 
 Pipe = IterDataPipe[Any]
 
 _PIPES = frozenset({IterDataPipe, MapDataPipe})
+#: Packages whose stages search for a stage to append under the name of a missing attribute.
+_LIBRARIES = frozenset({"torch", "torchdata", "wds_datapipes"})
 #: Classes that define no loop, or an empty one.
 _ABSTRACT = frozenset(IterDataPipe.__mro__)
 
@@ -92,19 +94,32 @@ def loop_of(*kinds: type) -> type | None:
     return None if found in _ABSTRACT else found
 
 
-def library_of(kind: type) -> str:
-    """Return the package of a class."""
+def library_of(kind: object) -> str:
+    """Return the package of a class or a function."""
     return kind.__module__.partition(".")[0]
 
 
-def takes_seed(stage: object) -> bool:
+def attribute_of(stage: Any, name: str) -> Any:
+    """Return an attribute of a stage of any package; None if it has none.
+
+    Where an attribute is missing, ``__getattr__`` of torch and of this package searches for the stage to append under
+    that name, which takes ten times as long. That of another package may pass on attributes of another object.
+    """
+    kind = type(stage)
+    search = getattr(kind, "__getattr__", None)
+    if hasattr(kind, name) or name in vars(stage) or (search is not None and library_of(search) not in _LIBRARIES):
+        return getattr(stage, name, None)
+    return None
+
+
+def takes_seed(stage: Any) -> bool:
     """Whether a stage of any package takes a seed for each epoch."""
-    return inspect.ismethod(getattr(stage, "set_seed", None))
+    return inspect.ismethod(attribute_of(stage, "set_seed"))
 
 
-def splits(stage: object) -> bool:
+def splits(stage: Any) -> bool:
     """Whether a stage of any package splits the data between ranks and workers."""
-    return inspect.ismethod(getattr(stage, "apply_sharding", None))
+    return inspect.ismethod(attribute_of(stage, "apply_sharding"))
 
 
 def sources_of(stage: Any) -> Iterator[Any]:

@@ -18,15 +18,17 @@ ShardAccess: TypeAlias = Literal["", "read", "claimed"]
 ArgumentUse: TypeAlias = Literal["ignored", "per rank", "free"]
 
 #: The declarations that describe a loop, with their values for an unknown loop.
-PROMISES = {
+PROMISES: dict[str, Any] = {
     **dict.fromkeys(
         ("has_state", "is_stateless", "has_position", "rereads_samples", "can_reshard", "is_transparent"), False
     ),
     "is_one_to_one": False,
     "shard_access": "",
     "draws_globally": True,
-    "holds_items": None,
 }
+
+#: The maximum number of items that an unknown stage may read before it yields one.
+MAX_HELD_BACK = 100_000
 
 
 class Role:
@@ -55,7 +57,6 @@ class Role:
         argument_uses: how arguments affect the items, by name: ``"ignored"`` if they do not; ``"per rank"`` if they are
             divided between the ranks; ``"free"`` if they may change in a run, as no position depends on them.
         draws_globally: whether it may draw from the generators of Python, NumPy and torch, as users' functions do.
-        holds_items: whether it may read any number of items before it yields one; None if unknown.
     """
 
     is_stateless: bool = False
@@ -73,7 +74,6 @@ class Role:
     shard_access: ShardAccess = ""
     argument_uses: ClassVar[Mapping[str, ArgumentUse]] = {}
     draws_globally: bool = True
-    holds_items: bool | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -89,6 +89,10 @@ class Role:
     def counters(self) -> Counters:
         """The counters of skipped and read items."""
         return Counters()
+
+    def may_hold(self, taken: int) -> bool:
+        """Whether it may need more items than the ``taken`` ones before it yields one."""
+        return taken < MAX_HELD_BACK
 
     def is_even(self) -> bool:
         """Whether it yields equally many items on each rank if its source does, so that ranks stay in step."""
@@ -109,10 +113,6 @@ class Role:
     def keeps_share(self) -> bool:
         """Whether every pass over its source assigns each item to the same rank and worker."""
         return self.spans_epochs
-
-    def can_rotate(self) -> bool:
-        """Whether it splits the data, and `rotate_assignment` can give it another worker's share."""
-        return False
 
     def declares_length(self) -> bool:
         """Whether its length was declared by the user, so that the number of items may differ."""
@@ -219,36 +219,49 @@ class Role:
         """Make ``len()`` return one worker's part of a length that is declared for all workers of a rank."""
 
 
+PROMISES["may_hold"] = Role.may_hold  # it follows from the loop, too
+
+
 class Source(Role):
     """Yields what comes from outside the pipeline: the URLs of shards, or their samples."""
 
-    holds_items = False
+    def may_hold(self, taken: int) -> bool:  # noqa: ARG002
+        """Whether it may need more items before it yields one."""
+        return False
 
 
 class Transform(Role):
     """Yields at most one item for each item that it reads, and keeps nothing between two, or only counts."""
 
     is_stateless = True
-    holds_items = False
+
+    def may_hold(self, taken: int) -> bool:  # noqa: ARG002
+        """Whether it may need more items before it yields one."""
+        return False
 
 
 class Buffer(Role):
     """Holds items back: it may read any number of them before it yields one."""
 
-    holds_items = True
+    def may_hold(self, taken: int) -> bool:  # noqa: ARG002
+        """Whether it may need more items before it yields one."""
+        return True
 
 
 class Splitter(Role):
-    """Splits the data between ranks and workers; `Role.rotate_assignment` gives each the share of another one."""
+    """Splits the data between ranks and workers.
 
-    holds_items: bool | None = False
+    `Role.rotate_assignment` gives each the share of another one, unless the stage always keeps its share.
+    """
 
-    def can_rotate(self) -> bool:
-        """Whether `rotate_assignment` can give it another worker's share."""
-        return True
+    def may_hold(self, taken: int) -> bool:  # noqa: ARG002
+        """Whether it may need more items before it yields one."""
+        return False
 
 
 class Loader(Role):
     """Belongs to a loader, which has added it to the user's pipeline or reads it."""
 
-    holds_items: bool | None = False
+    def may_hold(self, taken: int) -> bool:  # noqa: ARG002
+        """Whether it may need more items before it yields one."""
+        return False

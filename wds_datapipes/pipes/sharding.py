@@ -12,7 +12,7 @@ from wds_datapipes.errors import StateError, plural
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import graph_of
 from wds_datapipes.pipes.groups import Groups, groups_of, part_in
-from wds_datapipes.pipes.inspection import call_of, count_yielded, name_of, sources_of, splits
+from wds_datapipes.pipes.inspection import attribute_of, call_of, count_yielded, name_of, sources_of, splits
 from wds_datapipes.pipes.instance import instance_in, own_rank
 from wds_datapipes.pipes.roles import Splitter
 from wds_datapipes.pipes.stage import EngineStage
@@ -77,9 +77,9 @@ def check_batch_sizes(pipe: Any, ranks: int, loader_size: int | None = None) -> 
     """
     size, is_sure, stage = loader_size or 1, True, pipe
     calls = [f"batch_size={size} of the loader"] if size > 1 else []
-    while (whole := getattr(stage, "global_batch_size", None)) is None:
+    while (whole := attribute_of(stage, "global_batch_size")) is None:
         known, sources = declared(stage), list(sources_of(stage))
-        samples = known.count_in_batch() or (known.combines_samples and getattr(stage, "batch_size", None))
+        samples = known.count_in_batch() or (known.combines_samples and attribute_of(stage, "batch_size"))
         if len(sources) != 1 or (known.combines_samples and not samples) or call_of(stage) in UNBATCHING:
             return
         if samples:
@@ -120,7 +120,7 @@ def rotate_assignments(pipe: Any, turn: int) -> None:
 
 def rotation_period(pipe: Any) -> int:
     """Return the number of passes in which an instance gets every share once; 1 if the data is not split."""
-    rotating = (stage for stage in _rotating_stages(pipe) if declared(stage).can_rotate())
+    rotating = (stage for stage in _rotating_stages(pipe) if isinstance(declared(stage), Splitter))
     return max((part_in(groups_of(stage) or {})[0] for stage in rotating), default=1)
 
 
@@ -138,7 +138,7 @@ def _rotating_stages(pipe: Any) -> Iterator[Any]:
 def has_no_shards(pipe: Any) -> bool:
     """Whether a stage with a fixed assignment had nothing to assign to this instance."""
     graph = graph_of(pipe)
-    rotating = {id(stage) for stage in _rotating_stages(graph) if declared(stage).can_rotate()}
+    rotating = {id(stage) for stage in _rotating_stages(graph) if isinstance(declared(stage), Splitter)}
     return any(
         not _has_yielded(splitter) and any(map(_has_yielded, graph.sources_of(splitter)))
         for splitter in graph.splitters
@@ -277,13 +277,12 @@ def _unsplit_sources(pipe: Any, instances: int, dispatching: int) -> Iterator[tu
         if known.process_boundary == "dispatched":
             readers = dispatching
         sources = [source for source in sources_of(stage) if isinstance(source, IterDataPipe)]
-        # A stage that takes shards from a directory gives each shard to a single process.
-        if not sources and known.shard_access != "claimed":
+        if not sources:
             yield stage, readers
         found += [(source, readers) for source in reversed(sources)]
 
 
 def _is_replicated(stage: Any) -> bool:
     """Whether workers may run a stage, rather than only the main process; torchdata uses the same check."""
-    is_replicable = getattr(stage, "is_replicable", None)
+    is_replicable = attribute_of(stage, "is_replicable")
     return not (callable(is_replicable) and not is_replicable() and not list(sources_of(stage)))

@@ -13,7 +13,8 @@ from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint
 from wds_datapipes.loading.checkpoint.resharding import states_of_instances
 from wds_datapipes.pipes.foreign_stages import declared
-from wds_datapipes.pipes.graph import PipelineGraph
+from wds_datapipes.pipes.graph import graph_of
+from wds_datapipes.pipes.inspection import attribute_of
 from wds_datapipes.pipes.state.description import run_source
 from wds_datapipes.pipes.state.pipeline_state import difference_of_ranks, reshard_states
 from wds_datapipes.pipes.state.replay import is_replayed
@@ -38,7 +39,7 @@ class LoggedBatches:
         has_log = len(self.later) < len(stages)
         self.folder = declared(stages[len(self.later)]).position_log_folder() if has_log else None
         self.size = prod(declared(stage).count_in_batch() or 1 for stage in self.later)
-        self._rest = 0 if any(getattr(stage, "drop_last", False) for stage in self.later) else self.size - 1
+        self._rest = 0 if any(attribute_of(stage, "drop_last") for stage in self.later) else self.size - 1
 
     def count(self, samples: Any) -> Any:
         """Return the number of batches that some samples make at the end of an epoch."""
@@ -47,7 +48,8 @@ class LoggedBatches:
 
 def counts_steps(pipe: Any) -> bool:
     """Whether the states of a pipeline record the steps that its loop has received."""
-    return run_source(pipe) is not None or LoggedBatches(PipelineGraph(pipe).chain).folder is not None
+    graph = graph_of(pipe)
+    return run_source(graph) is not None or LoggedBatches(graph.chain).folder is not None
 
 
 def steps_received(saved: Checkpoint, pipe: Any) -> Left:
@@ -78,7 +80,7 @@ def _steps_of_log(saved: Checkpoint, pipe: Any) -> Left:
     """Return the number of batches whose samples a log has recorded until a state."""
     if any(is_replayed(part.stages) for part in saved.parts):
         return UNKNOWN
-    graph = PipelineGraph(pipe)
+    graph = graph_of(pipe)
     batches = LoggedBatches(graph.chain)
     number = [declared(stage).position_log_folder() is not None for stage in graph.stateful_stages()].index(True)
     samples = [(part.stages[number] or {}).get("count", 0) for part in saved.parts if part.stages]

@@ -30,9 +30,9 @@ class SharedSamples(PhasedSamples, SplittingStage[Sample], SnapshotStage[Sample]
     _done: int  # how many samples of its share this instance has yielded
     _position: int  # that of the last of them
 
-    def can_rotate(self) -> bool:
-        """Whether `rotate_assignment` can give it another worker's share; batches have fixed shares."""
-        return False
+    def keeps_share(self) -> bool:
+        """Whether every pass has the same shares: those of batches are fixed."""
+        return True
 
     def is_even(self) -> bool:
         """Whether the ranks stay in step."""

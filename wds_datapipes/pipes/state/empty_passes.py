@@ -11,11 +11,9 @@ from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import graph_of
-from wds_datapipes.pipes.inspection import count_yielded, iteration_of, name_of
+from wds_datapipes.pipes.inspection import attribute_of, count_yielded, iteration_of, name_of
 from wds_datapipes.samples.epochs import EMPTY_PASSES
-
-#: The maximum number of items that a stage of another package may read before yielding one.
-MAX_HELD_BACK = 100_000
+from wds_datapipes.user_warnings import callers
 
 
 class _Yielded(NamedTuple):
@@ -63,11 +61,11 @@ class EmptyPassGuard:
 
     Attributes:
         later: the stages after it, from the nearest to the last, as the loader of this epoch knows them; a stage itself
-            refers only to earlier ones.
+            refers only to earlier ones. None in a loop without a loader, where they are on the call stack.
     """
 
     def __init__(self) -> None:
-        self.later: list[_Later] = []
+        self.later: list[_Later] | None = None
         self._yielded: dict[int, _Yielded] = {}
 
     def __reduce__(self) -> tuple[type[EmptyPassGuard], tuple[()]]:
@@ -83,10 +81,13 @@ class EmptyPassGuard:
         Raises:
             EmptySourceError: a later stage has yielded nothing for many rounds, although it needs only a single item.
         """
-        waiting = [stage, *(each for each in map(_Later.begun, self.later) if each is not None)]
-        for before, each in itertools.pairwise(waiting):
+        if self.later is None:
+            later = _waiting_for(stage)
+        else:
+            later = [each for each in map(_Later.begun, self.later) if each is not None]
+        for before, each in itertools.pairwise([stage, *later]):
             mark, made = _mark_of(each), count_yielded(before)
-            if made < getattr(each, "skipped_shards", 0):  # it is still resuming
+            if made < (attribute_of(each, "skipped_shards") or 0):  # it is still resuming
                 self._yielded.clear()
                 return
             found = self._yielded.get(id(each))
@@ -97,7 +98,7 @@ class EmptyPassGuard:
             if before is not stage and _mark_of(before) == found.before:
                 continue  # it received nothing, for example while a shuffle fills its buffer
             self._yielded[id(each)] = found = found._replace(before=_mark_of(before), passes=found.passes + 1)
-            if found.passes >= EMPTY_PASSES * rounds and not _may_hold(each, made - found.taken):
+            if found.passes >= EMPTY_PASSES * rounds and not declared(each).may_hold(made - found.taken):
                 raise EmptySourceError(
                     f"{name_of(each)} has yielded nothing while {name_of(stage)} has gone through all of its shards "
                     f"{EMPTY_PASSES} times. Are the shards empty, or does a stage drop all of their samples?"
@@ -113,7 +114,7 @@ def watch_empty_passes(pipe: Any) -> None:
             readers.setdefault(id(source), []).append(each)
     for stage in graph.stages:
         if isinstance(guard := vars(stage).get("_empty_passes"), EmptyPassGuard):
-            known = {id(each.stage()): each for each in guard.later}
+            known = {id(each.stage()): each for each in guard.later or ()}
             guard.later = [known.get(id(each)) or _Later.of(each) for each in _later(stage, readers)]
 
 
@@ -121,10 +122,29 @@ def _later(stage: Any, readers: Mapping[int, list[Any]]) -> Iterator[Any]:
     """Yield the later stages that may drop items, and stop at a stage with several readers."""
     while len(following := readers.get(id(stage), [])) == 1:
         stage = following[0]
-        known = declared(stage)
-        # The others drop nothing, and torch may not count their items.
-        if not (known.is_transparent or known.process_boundary == "loop"):
+        if _may_drop(stage):
             yield stage
+
+
+def _waiting_for(stage: Any) -> list[Any]:
+    """Return the later stages that wait for an item of a stage in this thread and may drop some."""
+    found = list[Any]()
+    for frame in callers():
+        # Skip other frames: reading the locals of a frame keeps all of them alive while its function runs.
+        each = frame.f_locals.get("self") if frame.f_code.co_name in ("__iter__", "__next__") else None
+        if not isinstance(each, IterDataPipe) or each is (found or [stage])[-1]:
+            continue
+        if all(before is not stage for before in graph_of(each).stages):
+            break  # a function in another pipeline reads this one
+        if _may_drop(each):
+            found.append(each)
+    return found
+
+
+def _may_drop(stage: Any) -> bool:
+    """Whether a stage may drop items. The others yield all, and torch may not count their items."""
+    known = declared(stage)
+    return not (known.is_transparent or known.process_boundary == "loop")
 
 
 def _iteration_of(stage: Any) -> int | None:
@@ -136,9 +156,3 @@ def _iteration_of(stage: Any) -> int | None:
 def _mark_of(stage: Any) -> tuple[int, int]:
     """Return the number of a stage's iteration, and the number of items it has yielded, by torch's counters."""
     return iteration_of(stage), count_yielded(stage)
-
-
-def _may_hold(stage: Any, taken: int) -> bool:
-    """Whether a stage may need more items than it has read since it last yielded one."""
-    holds_items = declared(stage).holds_items
-    return taken < MAX_HELD_BACK if holds_items is None else holds_items

@@ -49,7 +49,6 @@ class ReplayedItems(Loader, SnapshotStage[Any]):
     is_transparent = True
     process_boundary = "loop"
     has_position = True
-    holds_items = True
 
     def __init__(self, source: IterDataPipe[Any], reason: str) -> None:
         self.source = source
