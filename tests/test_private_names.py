@@ -112,7 +112,7 @@ TABLE = [
     Adapted({"_utils": "torch._utils:ExceptionWrapper"}, ("loading/transport/serialization.py",), "sent exceptions"),
     Adapted(
         {"_shared_rng": SEEDS, "_worker_rng": SEEDS, "_ctr": "", "_generated_seeds": ""},
-        ("loading/epoch_run.py", "seeds.py"),
+        ("seeds.py",),
         "where a seed generator is",
     ),
     Adapted(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from hashlib import sha256
+from typing import Any
 
 
 def derived_seed(*facts: int | str) -> int:
@@ -88,6 +89,12 @@ class SeedGenerator:
 
     def __setstate__(self, engines: tuple[PhiloxEngine, PhiloxEngine]) -> None:
         self._shared_rng, self._worker_rng = engines
+
+
+def seed_of(seed_generator: Any) -> int:
+    """Return the seed of a generator, ours or torchdata's."""
+    low, high = seed_generator._shared_rng._seed
+    return int(low | high << 32)
 
 
 def philox_block(key: list[int], counter: list[int]) -> list[int]:

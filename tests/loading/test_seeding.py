@@ -21,7 +21,8 @@ from torchdata.dataloader2.utils import WorkerInfo, process_reset_fn
 from torchdata.datapipes.iter import IterableWrapper, ShardingFilter
 
 from wds_datapipes import ShardReadingService, StatefulShards
-from wds_datapipes.loading.epoch_run import EpochRun, EpochStart, seed_stages
+from wds_datapipes.loading.epoch_run import EpochRun, EpochStart
+from wds_datapipes.pipes.state.seeding import seed_stages
 
 Pipe = IterDataPipe[Any]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ from torch.utils.data.datapipes.iter import IterableWrapper, ShardingFilter
 from torchdata.dataloader2.graph import find_dps, list_dps, traverse_dps
 
 from wds_datapipes import ShardList, StatefulShards
+from wds_datapipes.loading.epoch_run import EpochRun, EpochStart
 from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.inspection import name_of
+from wds_datapipes.seeds import SeedGenerator
 from wds_datapipes.testing import build_shard
 
 
@@ -73,3 +76,35 @@ def test_an_epoch_searches_the_stages_a_few_times_only(folder: Path, monkeypatch
     monkeypatch.setattr(PipelineGraph, "__init__", count)
     assert len(list(data)) == 5
     assert len(searched) <= 7
+
+
+def test_a_copy_of_a_graph_has_the_stages_of_the_copied_pipeline() -> None:
+    graph = PipelineGraph(PIPES["a mixture"]())
+    assert graph.before_split
+    copied = pickle.loads(pickle.dumps(graph))
+    assert [*map(type, copied.stages)] == [*map(type, graph.stages)]
+    assert not {*map(id, copied.stages)} & {*map(id, graph.stages)}
+    assert {*copied.before_split} <= {*map(id, copied.stages)}
+    assert all({*map(id, copied.sources_of(each))} <= {*map(id, copied.stages)} for each in copied.stages)
+
+
+def test_an_epoch_makes_a_graph_only_where_the_pipeline_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, create = list[Any](), PipelineGraph.__init__
+
+    def count(self: PipelineGraph, pipe: Any, sources: Any = None) -> None:
+        if sources is None:  # otherwise, it is a part of a graph
+            made.append(pipe)
+        create(self, pipe, sources)
+
+    monkeypatch.setattr(PipelineGraph, "__init__", count)
+
+    def graphs(**options: Any) -> int:
+        made.clear()
+        EpochRun(pipe, EpochStart(SeedGenerator(1), **options))
+        return len(made)
+
+    pipe = PIPES["a chain"]()
+    assert graphs() == 2  # at the beginning, and after the list was guarded
+    assert graphs() == 3  # and after the guard of the previous epoch was removed
+    assert graphs(iter_reset_fn=lambda pipe: pipe) == 4
+    assert graphs(iter_reset_fn=lambda pipe: pipe, replay_reason="It has no position") == 4

@@ -12,7 +12,7 @@ from wds_datapipes.epoch import NO_EPOCH, Epoch, seed_after
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState, state_of
 from wds_datapipes.loading.distributed import Ranks
-from wds_datapipes.loading.epoch_run import is_drawn, seed_loader, seed_of
+from wds_datapipes.loading.loader_seed import is_drawn, seed_loader
 from wds_datapipes.loading.report import LoadingReport
 from wds_datapipes.loading.service.periodic_reports import PeriodicReports, share_report
 from wds_datapipes.loading.splitting import (
@@ -27,9 +27,11 @@ from wds_datapipes.loading.splitting import (
 from wds_datapipes.loading.state import LoaderState
 from wds_datapipes.loading.workers.loop_items import DeliveredCount, LoopItems, Pipe
 from wds_datapipes.pipes.foreign_stages import declared
+from wds_datapipes.pipes.inspection import name_of
 from wds_datapipes.pipes.sharding import check_batch_sizes
 from wds_datapipes.pipes.state.pipeline_state import replay_reason
 from wds_datapipes.received_epochs import UNKNOWN, Left
+from wds_datapipes.seeds import seed_of
 from wds_datapipes.types import Instance
 
 Start = Callable[[Pipe, Instance], "tuple[Pipe, LoopItems]"]
@@ -96,7 +98,7 @@ class Loop:
         self._seeds_too = seeds_too
 
     def describe(self, pipe: Any, group: DataParallelGroup) -> None:
-        """Record the pipeline before the split, and the ranks that share its data."""
+        """Record the pipeline, or its graph, before the split, and the ranks that share its data."""
         self.group = group
         self.state.rank = group.rank.on_worker(0, self._workers)
         self.state.describe(pipe)
@@ -105,11 +107,10 @@ class Loop:
         """Record the seed that was set on the loader since the previous epoch began, or ``None``."""
         self._seed = seed
 
-    def start(self, pipe: Pipe, start: Start) -> Pipe:
-        """Split the pipeline between ranks and workers, and start the workers.
+    def start(self, start: Start) -> Pipe:
+        """Split the pipeline that was described between ranks and workers, and start the workers.
 
         Args:
-            pipe: the pipeline.
             start: starts the workers.
 
         Returns:
@@ -119,23 +120,24 @@ class Loop:
             StateError: the loaded state belongs to another pipeline, or the loop cannot resume from it.
             RankLostError: another rank does not arrive in time.
         """
+        graph = self.state.graph
         if self.group.is_synchronized:
-            self.ranks = Ranks(pipe, self.group, self._timeout_s)
-        check_replicated(pipe, self.group)
-        rank = self.group.rank if self.group.is_split else given_rank(pipe)
-        check_batch_sizes(pipe, rank.ranks, 1)
+            self.ranks = Ranks(graph, self.group, self._timeout_s)
+        check_replicated(graph, self.group)
+        rank = self.group.rank if self.group.is_split else given_rank(graph)
+        check_batch_sizes(graph.pipe, rank.ranks, 1)
         self._given_rank = rank.rank if rank.ranks > 1 and not self.group.is_split else None
         if self.ranks is not None:
-            self._compare(self.ranks, pipe)
+            self._compare(self.ranks)
         elif self.group.is_split or rank.ranks > 1:
-            agreement = Ranks(pipe)
-            agreement.compare(facts_of(pipe, self.group, workers=self._workers))
+            agreement = Ranks(graph)
+            agreement.compare(facts_of(graph, self.group, workers=self._workers))
             self._agreement = agreement if self.group.is_split else None  # else torchdata's service shares the seed
         if self.state.loaded:
             self.resumed_from = self._find()
         if self.group.is_split:
-            pipe = split_by_rank(pipe, rank)
-        pipe, self.items = start(pipe, rank)
+            split_by_rank(graph, rank)
+        pipe, self.items = start(graph.pipe, rank)
         self.items.rank = rank.rank if self.ranks is None else self.ranks.rank
         return pipe
 
@@ -152,12 +154,8 @@ class Loop:
         found, self.state.loaded = self.state.resume(self._workers), []
         return found
 
-    def _compare(self, ranks: Ranks, pipe: Any) -> None:
+    def _compare(self, ranks: Ranks) -> None:
         """Wait for all ranks, and find the epoch in which the run resumes; it is over if it is over on all of them.
-
-        Args:
-            ranks: the ranks of the run.
-            pipe: the pipeline, before the split.
 
         Raises:
             StateError: other ranks resume an epoch, but this rank has no state of it.
@@ -166,7 +164,7 @@ class Loop:
         """
         resumed_from = [checkpoint.epoch.seed for checkpoint in self.state.loaded if not checkpoint.is_over]
         seed = ranks.gather(
-            resumed_from[0] if resumed_from else None, facts_of(pipe, self.group, workers=self._workers)
+            resumed_from[0] if resumed_from else None, facts_of(self.state.graph, self.group, workers=self._workers)
         )
         if seed is None:
             return
@@ -187,9 +185,14 @@ class Loop:
             later_stages: the stages after it, in the main process.
             dispatched: the pipeline of the dispatching process, if there is one.
         """
+        if later := [stage for stage in later_stages if declared(stage).process_boundary != "ranks"]:
+            self.refusal = (
+                f"{name_of(later[0])} runs in the main process, where no stage has a state. Move it before the "
+                "workers, or into the loop; or read the loader with LoaderBatches, and put it after that"
+            )
+            return
         try:
-            later_stages = [stage for stage in later_stages if declared(stage).process_boundary != "ranks"]
-            self.replay_reason = replay_reason(pipe, later_stages, dispatched)
+            self.replay_reason = replay_reason(pipe, dispatched)
         except StateError as error:
             self.refusal = str(error)  # the error itself would keep its frames alive
             return

@@ -24,7 +24,7 @@ from wds_datapipes.errors import plural
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import PipelineGraph, graph_of
 from wds_datapipes.pipes.groups import groups_of
-from wds_datapipes.pipes.inspection import call_of, splits
+from wds_datapipes.pipes.inspection import call_of
 from wds_datapipes.pipes.instance import own_rank
 from wds_datapipes.pipes.sharding import number_instances
 from wds_datapipes.types import ALONE, Instance
@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 
 def split_by_rank(pipe: Any, instance: Instance) -> Any:
     """Assign a rank its share of the data."""
-    _split(PipelineGraph(pipe), instance.ranks, instance.rank, SHARDING_PRIORITIES.DISTRIBUTED)
-    return pipe
+    graph = graph_of(pipe)
+    _split(graph, instance.ranks, instance.rank, SHARDING_PRIORITIES.DISTRIBUTED)
+    return graph.pipe
 
 
 def split_by_worker(pipe: Any, instance: Instance) -> Any:
@@ -46,13 +47,13 @@ def split_by_worker(pipe: Any, instance: Instance) -> Any:
     Stages whose ``apply_sharding`` takes no sharding group are split between all workers of all ranks, because only the
     last split counts for them.
     """
-    graph = PipelineGraph(pipe)
+    graph = graph_of(pipe)
     _split(graph, max(instance.workers, 1), instance.worker, SHARDING_PRIORITIES.MULTIPROCESSING)
     number_instances(graph)
     for splitter in graph.splitters if instance.ranks > 1 else ():
         if not _takes_group(splitter):
             splitter.apply_sharding(instance.count, instance.number)
-    return pipe
+    return graph.pipe
 
 
 def _split(graph: PipelineGraph, count: int, number: int, group: SHARDING_PRIORITIES) -> None:
@@ -92,7 +93,8 @@ def has_own_stage(data: Any) -> bool:
 
 def is_split_by_rank(pipe: Any) -> bool:
     """Whether the program, or torchdata's ``DistributedReadingService``, has already assigned this rank its share."""
-    return given_rank(pipe) != ALONE or any(map(groups_of, graph_of(pipe).splitters))
+    graph = graph_of(pipe)
+    return given_rank(graph) != ALONE or any(map(groups_of, graph.splitters))
 
 
 def advice_for_torchrun() -> str:
@@ -263,12 +265,15 @@ def facts_of(
         workers: the number of processes that run it on this rank, if known.
         seed: the seed of this rank, unless the ranks agree on one.
     """
-    lists = [f"{plural(len(urls), 'shard')} from {_name(urls[0])} #{digest(map(_name, urls))}" for urls in _lists(pipe)]
+    graph = graph_of(pipe)
+    lists = [
+        f"{plural(len(urls), 'shard')} from {_name(urls[0])} #{digest(map(_name, urls))}" for urls in _lists(graph)
+    ]
     facts = {
         "ranks": f"shares the data between {group.rank.ranks} ranks",
         "lists": f"lists {' and '.join(lists)}" if lists else "",
     }
-    if group.is_replicated or any(map(splits, graph_of(pipe).stages)):  # the ranks read from one order
+    if group.is_replicated or graph.splitters:  # the ranks read from one order
         if workers is not None:
             facts["workers"] = f"reads with {workers} workers" if workers > 1 else "reads with one process"
         if seed is not None:
@@ -293,9 +298,8 @@ def check_facts_match(rank: int, facts: Facts, other: int, others: Facts) -> Non
             raise RuntimeError(f"Rank {rank} {own}, and rank {other} {found}. {advice}")
 
 
-def _lists(pipe: Any) -> list[Sequence[str]]:
+def _lists(graph: PipelineGraph) -> list[Sequence[str]]:
     """Return the shard lists of the stages before the split, if they are known without reading."""
-    graph = graph_of(pipe)
     before = {id(stage): stage for splitter in graph.splitters for stage in graph.at(splitter).stages}
     return [urls for stage in before.values() if (urls := declared(stage).known_list())]
 

@@ -8,9 +8,11 @@ from typing import Any
 
 from wds_datapipes.epoch import Epoch
 from wds_datapipes.loading.checkpoint.amendment import adopt, begin_run
+from wds_datapipes.loading.checkpoint.counted_epoch import without_counted_epoch
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState, checkpoints_in
 from wds_datapipes.loading.checkpoint.received import counts_steps, steps_received
 from wds_datapipes.loading.checkpoint.resharding import check_ranks, of_all_ranks, state_of_rank
+from wds_datapipes.pipes.graph import graph_of
 from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.pipes.state.pipeline_state import difference_of_ranks
 from wds_datapipes.received_epochs import Left
@@ -26,11 +28,12 @@ class LoaderState:
 
     Args:
         rank: this rank, and its number of workers.
-        pipe: the pipeline before it is split, if it is known.
+        pipe: the pipeline or its graph, before it is split, if it is known.
 
     Attributes:
         loaded: the checkpoints in the loaded state, until an epoch begins from them.
         phases: the history of a run that begins with the pipeline, or of the run that it has adopted.
+        graph: the pipeline as it was described.
         counts_steps: whether its states record the steps that the loop has received.
     """
 
@@ -39,18 +42,19 @@ class LoaderState:
         self.loaded: list[Checkpoint] = []
         self.phases: list[dict[str, Any]] = []
         self.counts_steps = self._is_alike = self._amends = False
-        self._pipe: Any = None
+        self.graph: Any = None
         self._stages: list[str] = []
         if pipe is not None:
             self.describe(pipe)
 
     def describe(self, pipe: Any) -> None:
         """Record the pipeline, before it is split."""
-        self._pipe, self._stages, self.phases = pipe, descriptions(pipe), begin_run(pipe)
-        self.counts_steps, self._is_alike = counts_steps(pipe), not difference_of_ranks(pipe)
+        self.graph = graph = graph_of(pipe)
+        self._stages, self.phases = descriptions(graph), begin_run(graph)
+        self.counts_steps, self._is_alike = counts_steps(graph), not difference_of_ranks(graph)
 
     def load(self, state: Any, *, amend: bool = False) -> None:
-        """Load a state of any of the loaders.
+        """Load a state of any of the loaders, which the pipeline adopts when it is known.
 
         Args:
             state: the state.
@@ -61,6 +65,39 @@ class LoaderState:
         """
         self.loaded, self._amends = checkpoints_in(state), amend
 
+    def load_and_check(self, state: Any, seed: int, worker: Instance | None, *, amend: bool = False) -> None:
+        """Load a state into a loader whose pipeline, ranks and seed are known; an error leaves the loaded one.
+
+        Args:
+            state: the state. If a trainer has counted its epoch, that is over.
+            seed: the seed of the loader.
+            worker: the instance of this process, if it is a worker; only the main process has the states of all.
+            amend: whether the pipeline may change the run.
+
+        Raises:
+            StateError: the argument is not a state, or belongs to another pipeline, seed or rank.
+        """
+        loaded = self._adopt(checkpoints_in(state), self.rank.ranks, amend=amend)
+        for checkpoint in loaded:
+            checkpoint.check_run(seed, worker)
+        if worker is None:
+            check_ranks(loaded, self.rank, self.graph)
+            loaded = without_counted_epoch(loaded, state, self.graph)
+        self.loaded = loaded
+        self.continue_on_all_ranks()
+        if worker is None or len(loaded[0].phases) > len(self.phases):
+            self.phases = loaded[0].phases or self.phases
+
+    def check(self, state: Any) -> None:
+        """Check that a state, which the workers load, belongs to the pipeline and this rank; continue its run.
+
+        Raises:
+            StateError: it does not.
+        """
+        loaded = self._adopt(checkpoints_in(state), self.rank.ranks)
+        check_ranks(loaded, self.rank, self.graph)
+        self.phases = loaded[0].phases or self.phases
+
     def adopted(self, *, knows_ranks: bool = True) -> list[Checkpoint]:
         """Return the loaded checkpoints for this pipeline, which continues their run.
 
@@ -70,10 +107,12 @@ class LoaderState:
         Raises:
             StateError: they belong to another pipeline.
         """
-        if self._pipe is None or not self.loaded:
-            return self.loaded
-        ranks = self.rank.ranks if knows_ranks else None
-        return adopt(self.loaded, self._pipe, self._stages, ranks, amend=self._amends)
+        return self._adopt(self.loaded, self.rank.ranks if knows_ranks else None, amend=self._amends)
+
+    def _adopt(self, loaded: list[Checkpoint], ranks: int | None, *, amend: bool = False) -> list[Checkpoint]:
+        if self.graph is None or not loaded:
+            return loaded
+        return adopt(loaded, self.graph, self._stages, ranks, amend=amend)
 
     def check_ranks(self) -> None:
         """Check that the loaded state shows where this rank resumes.
@@ -81,7 +120,7 @@ class LoaderState:
         Raises:
             StateError: it is not the state of this rank, or does not show whether other ranks are in the same epoch.
         """
-        check_ranks(self.loaded, self.rank, self._pipe)
+        check_ranks(self.loaded, self.rank, self.graph)
 
     def continue_on_all_ranks(self) -> None:
         """Let the epoch continue on all ranks if it is over on some of them only."""
@@ -99,7 +138,7 @@ class LoaderState:
         """
         if self.loaded[0].is_of_worker:
             return self.loaded[0]
-        return state_of_rank(self.loaded, self._pipe, self.rank.on_worker(0, workers))
+        return state_of_rank(self.loaded, self.graph, self.rank.on_worker(0, workers))
 
     def checkpoint(
         self,
@@ -127,8 +166,8 @@ class LoaderState:
             instance=instance,
             **facts,
         )
-        return of_all_ranks(saved, self._pipe) if self._is_alike else saved
+        return of_all_ranks(saved, self.graph) if self._is_alike else saved
 
     def left(self, saved: Checkpoint) -> Left:
         """Return how a loop leaves the epoch of a checkpoint; None if it has received all of it."""
-        return steps_received(saved, self._pipe) if self.counts_steps else None
+        return steps_received(saved, self.graph) if self.counts_steps else None

@@ -61,6 +61,18 @@ def _collate(source: Any, *arguments: Any, **options: Any) -> Any:
     return stage
 
 
+def adapt_stage(stage: Any) -> None:
+    """Adapt a stage of another package in a pipeline that a loader of this package runs; no class changes.
+
+    Before each item, torch looks up an attribute that most stages lack, which takes a microsecond. The stage gets it,
+    with the value that torch assumes. And where ``.collate()`` refuses a batch, the error names the field, its shapes
+    or types, and what to do.
+    """
+    if isinstance(stage, IterDataPipe) and not hasattr(type(stage), "_is_child_datapipe"):
+        vars(stage)["_is_child_datapipe"] = False
+    explain_collate(stage)
+
+
 def explain_collate(stage: Any) -> None:
     """Let torch's ``.collate()``, where it refuses a batch, name the field, its shapes or types, and what to do.
 

@@ -49,6 +49,9 @@ class PipelineGraph:
         self.nearest_first = [stage for _, stage in found.values()]
         self.stages = [stage for _, stage in sorted(found.values(), key=itemgetter(0))]
 
+    def __reduce__(self) -> tuple[type[PipelineGraph], tuple[Any]]:
+        return type(self), (self.pipe,)  # a copy has other IDs
+
     def sources_of(self, stage: Any) -> list[Any]:
         """Return the stages that a stage of the pipeline reads from."""
         if id(stage) not in self._sources:

@@ -12,9 +12,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from wds_datapipes.datapipes import IterDataPipe
-from wds_datapipes.loading.epoch_run import seed_stages
 from wds_datapipes.loading.torchdata_patches.local_functions import pickled_stages
 from wds_datapipes.pipes.graph import graph_of
+from wds_datapipes.pipes.state.seeding import seed_stages
 from wds_datapipes.seeds import SeedGenerator
 
 

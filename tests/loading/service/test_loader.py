@@ -26,7 +26,8 @@ from torchdata.dataloader2.random import SeedGenerator
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.epoch import NO_EPOCH, seed_after
 from wds_datapipes.errors import StateError
-from wds_datapipes.loading.epoch_run import seed_loader, seed_of
+from wds_datapipes.loading.loader_seed import seed_loader
+from wds_datapipes.seeds import seed_of
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 

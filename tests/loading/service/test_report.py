@@ -33,6 +33,7 @@ from wds_datapipes.loading import report as reports
 from wds_datapipes.loading.report import SHORTEST_S, LoadingReport, WorkerReport, count_skipped, wait_bucket
 from wds_datapipes.loading.workers import in_process
 from wds_datapipes.on_error.policy import ErrorBudget
+from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.samples import decoding
 from wds_datapipes.pipes.shards.shard_list import ShardList
 from wds_datapipes.testing import build_shard
@@ -475,7 +476,7 @@ def test_time_in_the_loop_is_not_that_of_the_pipeline(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(in_process, "perf_counter", lambda: now[0])
     pipe = TwoSecondsEach()
-    items = in_process.LocalItems(pipe, None, "")
+    items = in_process.LocalItems(PipelineGraph(pipe), None, "")
     items.begin(SeedGenerator(0), None, None, pipe)
     for _ in items:
         now[0] += 50

@@ -21,7 +21,7 @@ from zlib import crc32
 from wds_datapipes.epoch import Epoch
 from wds_datapipes.errors import StateError, plural
 from wds_datapipes.pipes.state.description import PER_RANK
-from wds_datapipes.pipes.state.pipeline_state import load_state, next_epoch_state, refusing_corrupt_states
+from wds_datapipes.pipes.state.pipeline_state import next_epoch_state, refusing_corrupt_states
 from wds_datapipes.types import Instance
 
 logger = logging.getLogger("wds_datapipes")
@@ -81,11 +81,6 @@ class WorkerState:
     def renewed(self) -> WorkerState:
         """Return the position at which the next epoch begins, if this is the end of an epoch."""
         return WorkerState.of(next_epoch_state(self.stages))
-
-    def load(self, pipe: Any) -> None:
-        """Load this state into a pipeline, which resumes at the next iteration."""
-        if self.stages is not None:
-            load_state(pipe, self.stages)
 
 
 @dataclass(frozen=True)

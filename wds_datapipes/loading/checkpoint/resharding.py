@@ -13,7 +13,7 @@ from wds_datapipes.epoch import Epoch
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import ADVICE, Checkpoint, WorkerState, checkpoints_in, is_all, state_of
 from wds_datapipes.pipes.foreign_stages import declared
-from wds_datapipes.pipes.graph import PipelineGraph
+from wds_datapipes.pipes.graph import graph_of
 from wds_datapipes.pipes.state.pipeline_state import (
     check_resharding,
     difference_of_ranks,
@@ -140,7 +140,7 @@ def of_all_ranks(saved: Checkpoint, pipe: Any) -> Checkpoint:
         saved: the state of a rank, or of one of its workers.
         pipe: the pipeline, for which `difference_of_ranks` returns "".
     """
-    source, own = PipelineGraph(pipe).chain[-1], saved.instance
+    source, own = graph_of(pipe).chain[-1], saved.instance
     workers = max(own.workers, 1)
     instances = [own] if saved.is_of_worker else [own.on_worker(number, workers) for number in range(workers)]
     states = [(part.stages[0], each) for part, each in zip(saved.parts, instances, strict=False) if part.stages]
@@ -312,11 +312,12 @@ def check_ranks(loaded: Sequence[Checkpoint], instance: Instance, pipe: Any = No
 
 def _ends_together(pipe: Any) -> bool:
     """Whether an epoch of a pipeline has the same number of items on each rank, as with ``with_epoch``."""
+    graph = graph_of(pipe)
     try:
-        len(pipe)
+        len(graph.pipe)
     except TypeError:  # for example, after a filter
         return False
-    for stage in PipelineGraph(pipe).chain:
+    for stage in graph.chain:
         if declared(stage).declares_length():
             return False
         if declared(stage).spans_epochs:

@@ -41,8 +41,9 @@ def run_in_process(service: Any, datapipe: Pipe, rank: Instance) -> tuple[Pipe, 
     # torchdata's FullSync, which synchronizes ranks, prefetches one item, as it does with workers.
     waiting: Any = datapipe if declared(datapipe).process_boundary == "ranks" else None
     part = datapipe if waiting is None else waiting.datapipe
-    service.loop.refuse(part, [])
-    items = LocalItems(part, service.worker_reset_fn, service.loop.replay_reason)
+    graph = PipelineGraph(part)
+    service.loop.refuse(graph, [])
+    items = LocalItems(graph, service.worker_reset_fn, service.loop.replay_reason)
     if waiting is None:
         return items, items
     waiting.datapipe = items
@@ -78,7 +79,8 @@ def start_workers(service: Any, datapipe: Pipe, rank: Instance) -> tuple[Pipe, L
     window = messages_ahead(service.num_workers, service.worker_prefetch_cnt, service.main_prefetch_cnt)
     together = items_together(service.worker_prefetch_cnt)
     own = {id(stage) for stage in list_dps(traverse_dps(branches[0]))}
-    loop.refuse(branches[0], [stage for stage in stages if id(stage) not in own], dispatched)
+    part, upstream = PipelineGraph(branches[0]), None if dispatched is None else PipelineGraph(dispatched)
+    loop.refuse(part, [stage for stage in stages if id(stage) not in own], upstream)
     share = attach_wrapper(branches[0])
     jobs = [
         WorkerJob(
@@ -88,12 +90,12 @@ def start_workers(service: Any, datapipe: Pipe, rank: Instance) -> tuple[Pipe, L
             together,
             service.worker_init_fn,
             service.worker_reset_fn,
-            resumed=part,
+            resumed=resumed,
             records_state=not loop.refusal,
             replay_reason=loop.replay_reason,
             name=f"worker process {number}",
         )
-        for number, part in enumerate(loop.parts)
+        for number, resumed in enumerate(loop.parts)
     ]
     dispatching = None
     if dispatched is not None:
@@ -111,8 +113,7 @@ def start_workers(service: Any, datapipe: Pipe, rank: Instance) -> tuple[Pipe, L
             name="dispatching process",
         )
     pool = WorkerPool(jobs, start_method(service), service.timeout_s, dispatching)
-    dispatches_stream = dispatched is not None and PipelineGraph(dispatched).spans_epochs
-    items = PooledItems(pool, PipelineGraph(branches[0]).spans_epochs, dispatches_stream)
+    items = PooledItems(pool, part.spans_epochs, upstream is not None and upstream.spans_epochs)
     if branches[0] is datapipe:
         return items, items
     replace_dp(graph, branches[0], items)

@@ -13,20 +13,19 @@ from typing import Any
 
 from wds_datapipes.arguments import check_seed
 from wds_datapipes.errors import StateError
-from wds_datapipes.loading.checkpoint.amendment import adopt
 from wds_datapipes.loading.checkpoint.counted_epoch import without_counted_epoch
-from wds_datapipes.loading.checkpoint.format import checkpoints_in, state_of
+from wds_datapipes.loading.checkpoint.format import state_of
 from wds_datapipes.loading.service.service import ShardReadingService
 from wds_datapipes.loading.splitting import DataParallelGroup, split_by_rank, split_by_worker
+from wds_datapipes.loading.state import LoaderState
 from wds_datapipes.loading.torchdata_api import DataLoader2, DistributedReadingService, dataloader2
 from wds_datapipes.loading.torchdata_patches.local_functions import copy_pipeline, find_local_classes
 from wds_datapipes.loading.unknown_length import unknown_length_error
 from wds_datapipes.loading.workers.loop_items import users_part
 from wds_datapipes.pipes.foreign_stages import declared
-from wds_datapipes.pipes.graph import graph_of
-from wds_datapipes.pipes.state.description import descriptions
+from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.state.pipeline_state import refusing_corrupt_states
-from wds_datapipes.types import Instance
+from wds_datapipes.types import ALONE, Instance
 
 NO_PIPELINE = (
     "The state contains no pipeline, because functions and credentials may change. Create the loader with its "
@@ -107,11 +106,13 @@ class ShardDataLoader(DataLoader2):  # type: ignore[misc]  # torchdata has no ty
                 service.
         """
         self._check_services()
-        checkpoints, pipe = checkpoints_in(state_dict), self._datapipe_before_reading_service_adapt
+        pipe = self._datapipe_before_reading_service_adapt
         if pipe is None:
             raise StateError(NO_PIPELINE)
-        adopt(checkpoints, pipe, descriptions(pipe), amend=amend)
-        checkpoints = without_counted_epoch(checkpoints, state_dict, pipe)
+        state = LoaderState(ALONE, pipe)
+        state.load(state_dict, amend=amend)
+        state.adopted(knows_ranks=False)  # only a check: the copy that runs adopts it, once the ranks are known
+        checkpoints = without_counted_epoch(state.loaded, state_dict, state.graph)
         if self._adapted:
             self._restart()
         self._service.load_state_dict(state_of(checkpoints), seeds_too=False, amend=amend)
@@ -235,13 +236,14 @@ def length_of_rank(pipe: Any, rank: Instance) -> int:
     Raises:
         TypeError: the pipeline does not know its length.
     """
+    graph = PipelineGraph(pipe)
     if rank.ranks > 1:
-        split_by_rank(pipe, rank)
+        split_by_rank(graph, rank)
     length = 0
     for worker in range(rank.workers):
         instance = rank.on_worker(worker, rank.workers)
-        split_by_worker(pipe, instance)
-        for stage in graph_of(pipe).stages:  # divides lengths that are declared for the whole rank
+        split_by_worker(graph, instance)
+        for stage in graph.stages:  # divides lengths that are declared for the whole rank
             declared(stage).share_length(instance)
         length += len(pipe)
     return length

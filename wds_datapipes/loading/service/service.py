@@ -28,6 +28,7 @@ from wds_datapipes.loading.torchdata_api import MultiProcessingReadingService
 from wds_datapipes.loading.torchdata_patches.local_functions import explain_worker_pickling
 from wds_datapipes.loading.transport.flow_control import MAIN_PREFETCH, WORKER_PREFETCH
 from wds_datapipes.loading.workers.loop_items import Pipe, users_part
+from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.sharding import advice_for_split
 from wds_datapipes.user_warnings import warn_user
 
@@ -157,7 +158,7 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
         loop = self.loop
         try:
             with explain_worker_pickling(start_method(self)):
-                datapipe = loop.start(datapipe, partial(start, self))
+                datapipe = loop.start(partial(start, self))
                 datapipe = pin_memory_of(datapipe) if self.pin_memory else datapipe
                 datapipe = self._running = loop.count(datapipe)
             self._end_datapipe = users_part(datapipe)
@@ -193,7 +194,7 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
         """
         self.loop.select(check_integer("epoch", epoch, 0))
 
-    def group_of(self, datapipe: Pipe) -> DataParallelGroup:
+    def group_of(self, datapipe: Any) -> DataParallelGroup:
         """Return the ranks that share the data: by default, all, unless the pipeline is already split between them."""
         if self._knows_ranks or ranks_of_run() == 1 or is_split_by_rank(datapipe):
             return self.group
@@ -201,8 +202,9 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
 
     def describe(self, datapipe: Pipe) -> None:
         """Record the pipeline, for states that are saved before the first epoch begins."""
-        self.group = self.group_of(datapipe)
-        self.loop.describe(datapipe, self.group)
+        graph = PipelineGraph(datapipe)
+        self.group = self.group_of(graph)
+        self.loop.describe(graph, self.group)
 
     def reset(self) -> None:
         """Reset the service, whose workers have ended, to its state before they were started."""

@@ -24,6 +24,7 @@ from wds_datapipes.loading.splitting import (
 )
 from wds_datapipes.loading.stateful_dataset.loop import DatasetLoop
 from wds_datapipes.loading.unknown_length import unknown_length_error
+from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.sharding import advice_for_split, check_batch_sizes, is_read_by_shard
 from wds_datapipes.pipes.state.pipeline_state import refusing_corrupt_states
 from wds_datapipes.user_warnings import warn_user
@@ -81,19 +82,20 @@ class StatefulShards(IterableDataset[Any]):
             raise TypeError(f"StatefulShards requires a pipeline, not {pipe!r}")
         seed = check_seed(seed)
         self._group = _group_of(distributed)
-        refuse_hidden_stages(pipe)
-        check_replicated(pipe, self._group)
+        graph = PipelineGraph(pipe)
+        refuse_hidden_stages(graph)
+        check_replicated(graph, self._group)
         self.pipe = pipe
         self.seed = seed
-        self.epochs = DatasetLoop(pipe, seed, self._group)
+        self.epochs = DatasetLoop(graph, seed, self._group)
         self._is_checked = False
         self._loader_size: int | None = None  # unknown
         self._knows_ranks = distributed is not None
         self._ranks_of_run = ranks_of_run()
         self._agreement: Ranks | None = None
         if self._group.is_split and self._has_other_ranks:
-            self._agreement = Ranks(pipe)
-            self._agreement.compare(facts_of(pipe, self._group, seed=seed))
+            self._agreement = Ranks(graph)
+            self._agreement.compare(facts_of(graph, self._group, seed=seed))
 
     def set_epoch(self, epoch: int) -> None:
         """Select the number of the next epoch, which determines its order together with the seed.
@@ -207,7 +209,7 @@ class StatefulShards(IterableDataset[Any]):
         check_batch_sizes(self.pipe, self.epochs.state.rank.ranks, self._loader_size)
         is_checked, self._is_checked = self._is_checked, True
         if self._agreement is not None and (get_worker_info() is None or not self.epochs.shared.loop.is_tracked):
-            self._agreement.compare(facts_of(self.pipe, self._group, workers=workers))
+            self._agreement.compare(facts_of(self.epochs.state.graph, self._group, workers=workers))
         advice = "" if self._knows_ranks else advice_for_torchrun()
         advice = advice or advice_for_split(
             self.pipe, workers=workers, ranks=self.epochs.state.rank.ranks, knows_workers=True

@@ -27,7 +27,7 @@ class Epochs:
     """Reads a pipeline in this process, one epoch per iteration, and records the position.
 
     Args:
-        pipe: the pipeline, before the split.
+        graph: the pipeline, before the split.
         seed: the seed of the orders.
         group: the ranks that share the data.
 
@@ -47,21 +47,20 @@ class Epochs:
         has_begun: whether the latest iteration in this process has begun its epoch.
     """
 
-    def __init__(self, pipe: Any, seed: int, group: DataParallelGroup) -> None:
+    def __init__(self, graph: PipelineGraph, seed: int, group: DataParallelGroup) -> None:
         self._is_split = group.is_split
-        self.state = LoaderState(group.rank, pipe)
+        self.state = LoaderState(group.rank, graph)
         self.shared = SharedEpochs()
         self.seed = seed
         self.number = 0
         self.is_over = True
         self.is_drained = False
-        self.spans_epochs = PipelineGraph(pipe).spans_epochs
+        self.spans_epochs = graph.spans_epochs
         self.before: Checkpoint | None = None
         self.is_tracked = False
         self.received = ReceivedEpochs()
         self.known = 0
-        self._pipe = pipe
-        self._replay_reason = replay_reason(pipe)
+        self._replay_reason = replay_reason(graph)
         self._run: EpochRun | None = None
         self._loads = 0
         # The state of the current epoch.
@@ -81,14 +80,20 @@ class Epochs:
         is_uninterrupted = self.spans_epochs and self._base.stages is None
         if not self._has_items and not is_uninterrupted:
             return self._base
-        return WorkerState.of(save_state(self._pipe if self._run is None else self._run.items))
+        return WorkerState.of(save_state(self._graph))
+
+    @property
+    def _graph(self) -> PipelineGraph:
+        """The pipeline of the current epoch, or before the first one."""
+        graph: PipelineGraph = self.state.graph if self._run is None else self._run.graph
+        return graph
 
     def recorded(self, batch: Any) -> Any:
         """Return a batch; a worker of a tracked loop adds a snapshot after the batch."""
         if not self._records:
             return batch
         if self._snapshots is None:
-            self._snapshots = SnapshotWriter(self._pipe if self._run is None else self._run.items)
+            self._snapshots = SnapshotWriter(self._graph)
         writer = self._snapshots
         return RecordedBatch(batch, own_worker().worker, self.number, writer.pack([writer.snapshot()]))
 
@@ -173,7 +178,8 @@ class Epochs:
             raise StateError(refusal)
         if not self.has_begun:
             self._begin()
-        pipe = split_by_worker(self.part_of_rank(), self.state.rank.on_worker(self.number, own_worker().workers))
+        self.part_of_rank()
+        pipe = split_by_worker(self.state.graph, self.state.rank.on_worker(self.number, own_worker().workers))
         seeds, is_worker = SeedGenerator(self.epoch.seed), get_worker_info() is not None
         if self.state.rank.ranks > 1:
             seeds.spawn(self.state.rank.rank, inplace=True)
@@ -191,9 +197,8 @@ class Epochs:
 
     def part_of_rank(self) -> Any:
         """Return the pipeline after splitting it between the ranks."""
-        if not self._is_split:
-            return self._pipe
-        return split_by_rank(self._pipe, self.state.rank)
+        graph = self.state.graph
+        return split_by_rank(graph, self.state.rank) if self._is_split else graph.pipe
 
     def received_before(self, row: WorkerRow) -> ReceivedEpochs:
         """Return the epochs that the loop has received before it begins another one.

@@ -42,7 +42,7 @@ def load_ended_epoch(data: Any, state: Mapping[str, Any]) -> bool:
     if not state or not isinstance(data, StatefulShards):
         return False
     state = {**state, "_steps_since_snapshot": 0}  # the loader itself repeats these steps
-    data.epochs.check(state)
+    data.epochs.state.check(state)
     if not counts_epoch(state):
         return False
     data.load_state_dict(state)

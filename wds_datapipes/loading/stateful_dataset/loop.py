@@ -11,7 +11,6 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from wds_datapipes.epoch import NO_EPOCH, Epoch
 from wds_datapipes.errors import StateError
-from wds_datapipes.loading.checkpoint.counted_epoch import without_counted_epoch
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState, state_of, state_of_stream
 from wds_datapipes.loading.checkpoint.received import leave
 from wds_datapipes.loading.stateful_dataset.epochs import Epochs
@@ -39,67 +38,23 @@ class DatasetLoop(Epochs):
         Raises:
             StateError: the argument is not a state, or belongs to another pipeline, seed or rank.
         """
-        before = self.state.loaded
-        try:
-            self._load(state, amend=amend)
-        except BaseException:
-            self.state.loaded = before
-            raise
+        worker = None if get_worker_info() is None else own_worker(self.state.rank)
+        self.state.load_and_check(state, self.seed, worker, amend=amend)
         self._resume()
-
-    def _load(self, state: Any, *, amend: bool) -> None:
-        info = get_worker_info()
-        worker = None if info is None else own_worker(self.state.rank)
-        self.adopt(state, amend=amend)
-        for checkpoint in self.state.loaded:
-            checkpoint.check_run(self.seed, worker)
-        if info is None:
-            self.state.check_ranks()
-            self.state.loaded = without_counted_epoch(self.state.loaded, state, self._pipe)
-        self.state.continue_on_all_ranks()
-
-    def adopt(self, state: Any, *, amend: bool = False) -> None:
-        """Load a state, and adopt the history of its run.
-
-        Raises:
-            StateError: it belongs to another pipeline.
-        """
-        self.state.load(state, amend=amend)
-        self.state.loaded = self.state.adopted()
-        phases = self.state.loaded[0].phases
-        # The main process has the states of all workers.
-        if get_worker_info() is None or len(phases) > len(self.state.phases):
-            self.state.phases = phases or self.state.phases
-
-    def check(self, state: Any) -> None:
-        """Check that a state belongs to this pipeline and this rank, without loading it.
-
-        Raises:
-            StateError: it does not.
-        """
-        before = self.state.loaded
-        try:
-            self.adopt(state)
-            self.state.check_ranks()
-        finally:
-            self.state.loaded = before
 
     def end(self) -> None:
         """End the current epoch early, after the loop has received part of it."""
-        self.state.loaded = [replace(each.ended(), epoch=leave(each, self._pipe)) for each in self.checkpoints()]
+        self.state.loaded = [replace(each.ended(), epoch=leave(each, self.state.graph)) for each in self.checkpoints()]
         self._resume()
 
     def _resume(self) -> None:
         """Resume from the loaded checkpoints at the next iteration."""
-        info, shared, last = get_worker_info(), self.shared, self.state.loaded[0]
+        info, last = get_worker_info(), self.state.loaded[0]
         self._tracked = None
-        begun = shared.begun if info is None else shared.read(info.id).begun
         self._loads += 1
-        row = WorkerRow(NO_EPOCH if last.epoch.next is None else last.epoch, begun, loaded=self._loads)
-        shared.write(row, None if info is None else info.id)
-        # A StatefulDataLoader loads its state when iteration begins, after the next epoch was selected.
-        if info is None and shared.chosen(begun) is None:
-            shared.choose(last.epoch.wanted if last.is_over else None)
+        epoch = NO_EPOCH if last.epoch.next is None else last.epoch
+        wanted = last.epoch.wanted if last.is_over else None
+        self.shared.resume(epoch, self._loads, wanted, None if info is None else info.id)
 
     def state_dict(self) -> dict[str, str]:
         """Return the position of the loop, or of the worker that calls this.

@@ -192,6 +192,21 @@ class SharedEpochs:
         numbers = epoch.first, epoch.number + 1, epoch.seed, epoch.next or 0, *others
         self._numbers[slice(-1) if worker is None else worker] = numbers
 
+    def resume(self, epoch: Epoch, loaded: int, wanted: int | None, worker: int | None = None) -> None:
+        """Let a worker, or all of them, resume from a loaded state.
+
+        Args:
+            epoch: the epoch of the state.
+            loaded: the number of the loaded state.
+            wanted: the epoch that was selected to follow, if any.
+            worker: the worker, if it has loaded the state itself.
+        """
+        begun = self.begun if worker is None else self.read(worker).begun
+        self.write(WorkerRow(epoch, begun, loaded=loaded), worker)
+        # A StatefulDataLoader loads its state when iteration begins, after the next epoch was selected.
+        if worker is None and self.chosen(begun) is None:
+            self.choose(wanted)
+
     def has_other_workers(self, workers: int) -> bool:
         """Whether the number of workers has changed, in which case not all of them know the next epoch."""
         return any(self.read(number).workers not in (0, workers) for number in range(workers))

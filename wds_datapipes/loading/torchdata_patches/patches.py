@@ -128,7 +128,7 @@ def repeated_order() -> None:
     from torchdata.dataloader2.random import seed_generator
 
     def draw() -> int:
-        from wds_datapipes.loading.epoch_run import draw_seed  # may be importing torchdata now
+        from wds_datapipes.loading.loader_seed import draw_seed  # may be importing torchdata now
 
         return draw_seed()
 
@@ -143,7 +143,7 @@ def split_orders() -> None:
     from torchdata.dataloader2 import reading_service
 
     def set_graph_random_seed(datapipe: Any, seed_generator: Any) -> Any:
-        from wds_datapipes.loading.epoch_run import seed_stages  # may be importing torchdata now
+        from wds_datapipes.pipes.state.seeding import seed_stages  # may be importing torchdata now
 
         seed_stages(datapipe, seed_generator)
         return datapipe
@@ -190,8 +190,7 @@ def later_passes() -> None:
 
     from wds_datapipes.datapipes import graph_settings
     from wds_datapipes.loading.splitting import has_own_stage
-    from wds_datapipes.pipes.foreign_iteration import adapt_foreign_stages
-    from wds_datapipes.pipes.state.empty_passes import watch_empty_passes
+    from wds_datapipes.pipes.state.preparation import adapt_stages
     from wds_datapipes.pipes.state.seeding import derive_later_seeds
     from wds_datapipes.pipes.state.shard_order import guard_listings
 
@@ -200,8 +199,7 @@ def later_passes() -> None:
     @functools.wraps(apply_random_seed)
     def apply_seeds_of_all_passes(datapipe: Any, rng: Any) -> Any:
         if has_own_stage(datapipe):
-            adapt_foreign_stages(datapipe)
-            watch_empty_passes(datapipe)
+            adapt_stages(datapipe)
         derive_later_seeds(datapipe)
         # The number is drawn from a copy, so that importing this package changes no order.
         copied = torch.Generator()

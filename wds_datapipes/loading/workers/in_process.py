@@ -26,7 +26,7 @@ class LocalItems(LoopItems):
     """The items of a pipeline that runs entirely in the main process, which acts as the only worker.
 
     Args:
-        source: the pipeline.
+        graph: the pipeline.
         worker_reset_fn: the user's function, called at the beginning of each epoch.
         replay_reason: why the pipeline resumes by replay, or "".
     """
@@ -34,10 +34,10 @@ class LocalItems(LoopItems):
     process_boundary = "loop"
 
     def __init__(
-        self, source: Pipe, worker_reset_fn: Callable[[Any, Any, Any], Any] | None, replay_reason: str
+        self, graph: PipelineGraph, worker_reset_fn: Callable[[Any, Any, Any], Any] | None, replay_reason: str
     ) -> None:
-        super().__init__([LoopPosition()], continues=PipelineGraph(source).spans_epochs)
-        self.source = source
+        super().__init__([LoopPosition()], continues=graph.spans_epochs)
+        self.source = graph.pipe
         self.counters = Counters()
         self._worker_reset_fn, self._replay_reason = worker_reset_fn, replay_reason
         self._items = 0

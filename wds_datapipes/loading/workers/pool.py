@@ -14,7 +14,6 @@ from typing import Any
 
 from wds_datapipes.interrupts import defer_interrupts
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
-from wds_datapipes.loading.epoch_run import seed_stages
 from wds_datapipes.loading.report import WorkerReport
 from wds_datapipes.loading.transport.protocol import new_channel
 from wds_datapipes.loading.transport.receiver import Receiver
@@ -29,6 +28,7 @@ from wds_datapipes.loading.workers.shutdown import (
 )
 from wds_datapipes.loading.workers.worker import Connections, Payload, WorkerJob, run_worker
 from wds_datapipes.pipes.stage import iterated_by_loader
+from wds_datapipes.pipes.state.seeding import seed_stages
 
 
 class WorkerPool:

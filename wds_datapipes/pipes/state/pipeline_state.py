@@ -53,32 +53,25 @@ def save_state(pipe: Any) -> State:
     return state
 
 
-def replay_reason(pipe: Any, later_stages: Sequence[Any] = (), dispatched: Any = None) -> str:
+def replay_reason(pipe: Any, dispatched: Any = None) -> str:
     """Return why a pipeline has no position and must resume by replay; "" if it has one.
 
     Args:
         pipe: the pipeline.
-        later_stages: stages after it, in the main process.
         dispatched: the pipeline of the dispatching process, whose items it reads, if there is one.
 
     Raises:
-        StateError: the pipeline has no position, and its seeds do not determine an epoch, or a stage runs in the main
-            process.
+        StateError: the pipeline has no position, and its seeds do not determine an epoch.
     """
-    if later_stages:
-        raise StateError(
-            f"{name_of(later_stages[0])} runs in the main process, where no stage has a state. Move it before the "
-            "workers, or into the loop; or read the loader with LoaderBatches, and put it after that"
-        )
     try:
         graph_of(pipe).stateful_stages()
     except StateError as error:
         reason = str(error)
     else:
         return ""
-    pipes = [pipe, *([] if dispatched is None else [dispatched])]
-    if obstacle := next(filter(None, (graph_of(each).replay_obstacle for each in pipes)), ""):
-        raise StateError(f"{reason}. The pipeline cannot be replayed: {obstacle}")
+    for each in (pipe,) if dispatched is None else (pipe, dispatched):
+        if obstacle := graph_of(each).replay_obstacle:
+            raise StateError(f"{reason}. The pipeline cannot be replayed: {obstacle}")
     return reason
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import functools
+import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.random  # NumPy would import it at first use, in every worker
 import torch
 
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.epoch import Epoch
+from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import graph_of
 from wds_datapipes.pipes.inspection import library_of, takes_seed
-from wds_datapipes.seeds import derived_seed
+from wds_datapipes.seeds import SeedGenerator, derived_seed, seed_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -62,6 +66,81 @@ class SeededStage:
             seed = later_seed(self._last_seed)
         self._last_seed = seed
         return seed
+
+
+def seed_process(
+    pipe: Any,
+    seed_generator: Any,
+    epoch: Epoch | None = None,
+    *,
+    owns_generators: bool = False,
+    mark: int | None = None,
+) -> None:
+    """Seed the stages of a pipeline, and before them the global generators of this process if they belong to it.
+
+    Args:
+        pipe: as for `seed_stages`.
+        seed_generator: likewise.
+        epoch: likewise.
+        owns_generators: whether the global generators belong to the pipeline, as in a worker.
+        mark: a number that identifies the position in the epoch at which the pipeline resumes, if it does. It gives
+            the global generators other seeds, because the same ones would repeat their numbers from the beginning of
+            the epoch.
+    """
+    if owns_generators:
+        _seed_global_generators(seed_generator, mark)
+    seed_stages(pipe, seed_generator, epoch)
+
+
+def _seed_global_generators(seed_generator: Any, mark: int | None) -> None:
+    """Seed the generators of Python, torch and NumPy."""
+    seeds = [seed_generator.generate_seed() for _ in range(3)]
+    if mark is not None:
+        seeds = [derived_seed("resumed", own, mark) for own in seeds]
+    random.seed(seeds[0])
+    torch.manual_seed(seeds[1])
+    np.random.seed(seeds[2] >> 32)
+
+
+def seed_stages(pipe: Any, seed_generator: Any, epoch: Epoch | None = None) -> None:
+    """Seed every stage that takes a seed: identically on all workers and ranks before the split, differently after it.
+
+    A stage whose ``shares_seed`` is true has the same seed everywhere, even after the split.
+
+    Any stage with ``apply_sharding`` splits the data. torchdata recognizes only torch's ``ShardingFilter``: with any
+    other class, it lets each worker shuffle the shards differently.
+
+    Args:
+        pipe: the last stage, or the graph of the pipeline.
+        seed_generator: the seed generator of this process, ours or torchdata's. Of its two sources of seeds, one yields
+            the same seeds on every rank and worker, and the other differs between them. Both depend only on the seed of
+            the loader and the number of the epoch.
+        epoch: the epoch, if the loader counts epochs.
+    """
+    graph = graph_of(pipe)
+    derive_later_seeds(graph)
+    # Draw the seeds in the same order as torchdata, so that the order for a given seed does not change.
+    before, after = [*filter(takes_seed, graph.before_split.values())], graph.after_split
+    for stage in before:
+        stage.set_seed(seed_generator.generate_shared_seed())
+    for stage in filter(takes_seed, after):
+        stage.set_seed(seed_generator.generate_seed())
+    # These seeds are derived rather than drawn, so that the others do not change.
+    sharing = [stage for stage in after if declared(stage).shares_seed]
+    for number, stage in enumerate(sharing):
+        stage.set_seed(derived_seed("shares_seed", seed_of(seed_generator), number))
+    if epoch is None:
+        return
+    first, following = SeedGenerator(epoch.first), epoch.expected_next
+    follows = None if following is None else SeedGenerator(following)
+    for stage in before:
+        stage.current_epoch, stage.first_seed = epoch, first.generate_shared_seed()
+        stage.next_seed = None if follows is None else follows.generate_shared_seed()
+    for stage in (each for each in after if declared(each).position_log_folder() is not None):
+        stage.current_epoch = epoch
+    for number, stage in enumerate(sharing):
+        stage.current_epoch, stage.first_seed = epoch, derived_seed("shares_seed", epoch.first, number)
+        stage.next_seed = None if following is None else derived_seed("shares_seed", following, number)
 
 
 def later_seed(seed: int) -> int:

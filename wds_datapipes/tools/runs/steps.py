@@ -22,12 +22,13 @@ from wds_datapipes.index.read.dataset_reader import DatasetReader
 from wds_datapipes.loading.checkpoint.amendment import adopt
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState, checkpoints_in
 from wds_datapipes.loading.checkpoint.resharding import place_of
-from wds_datapipes.loading.epoch_run import EpochRun, EpochStart, seed_stages
+from wds_datapipes.loading.epoch_run import EpochRun, EpochStart
 from wds_datapipes.loading.splitting import split_by_rank, split_by_worker
 from wds_datapipes.pipes.graph import PipelineGraph, graph_of
 from wds_datapipes.pipes.inspection import call_of
 from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.pipes.state.pipeline_state import first_uneven_stage, refusing_corrupt_states
+from wds_datapipes.pipes.state.seeding import seed_stages
 from wds_datapipes.redaction import hides_credentials, redact
 from wds_datapipes.seeds import SeedGenerator
 from wds_datapipes.tools.runs.logged_steps import LoggedSteps
