@@ -28,7 +28,7 @@ from wds_datapipes.loading.torchdata_api import MultiProcessingReadingService
 from wds_datapipes.loading.torchdata_patches.local_functions import explain_worker_pickling
 from wds_datapipes.loading.transport.flow_control import MAIN_PREFETCH, WORKER_PREFETCH
 from wds_datapipes.loading.workers.loop_items import Pipe, users_part
-from wds_datapipes.pipes.graph import PipelineGraph
+from wds_datapipes.pipes.graph import PipelineGraph, graph_of
 from wds_datapipes.pipes.sharding import advice_for_split
 from wds_datapipes.user_warnings import warn_user
 
@@ -151,8 +151,9 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
             RankLostError: another rank does not arrive in time.
             ValueError: a stage that draws or splits is stored where loaders do not find it.
         """
-        refuse_hidden_stages(datapipe)
-        self.describe(datapipe)
+        graph = PipelineGraph(datapipe)
+        refuse_hidden_stages(graph)
+        self.describe(graph)
         self._warn_of_repeated_data(datapipe)
         start = start_workers if self.num_workers else run_in_process
         loop = self.loop
@@ -200,9 +201,9 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
             return self.group
         return DataParallelGroup.of(True)
 
-    def describe(self, datapipe: Pipe) -> None:
-        """Record the pipeline, for states that are saved before the first epoch begins."""
-        graph = PipelineGraph(datapipe)
+    def describe(self, datapipe: Any) -> None:
+        """Record the pipeline, or its graph, for states that are saved before the first epoch begins."""
+        graph = graph_of(datapipe)
         self.group = self.group_of(graph)
         self.loop.describe(graph, self.group)
 
