@@ -124,8 +124,8 @@ def test_settings_that_positions_depend_on_may_not_change(first: Any, second: An
         StatefulShards(second().map(str).batch(4)).load_state_dict(state, amend=True)
 
 
-def indexed(shards: Any, weights: Any = None, **options: Any) -> Any:
-    return IndexedSamples(shards, weights=weights, global_batch_size=4, **options).map(key_of).batch(4)
+def indexed(shards: Any, weights: Any = None, batch: int = 4, **options: Any) -> Any:
+    return IndexedSamples(shards, weights=weights, global_batch_size=batch, **options).map(key_of).batch(batch)
 
 
 @pytest.mark.parametrize(
@@ -193,3 +193,20 @@ def test_a_stateful_data_loader_continues_the_phases_of_a_run(workers: int) -> N
     _, resumed = loader({"a": 3, "b": 1})
     resumed.load_state_dict(state)
     assert [[*resumed] for _ in range(2)] == expected
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_batches_of_another_size_follow_alike_with_any_number_of_workers(count: int) -> None:
+    def continued(workers: int) -> tuple[list[str], list[list[str]]]:
+        with open_service(indexed("{0..5}.tar"), workers) as loader:
+            state, before = begun(loader, count)
+        with open_service(indexed("{0..5}.tar", batch=6), workers) as loader:
+            loader.load_state_dict(state, amend=True)
+            return before, list(loader)
+
+    before, batches = continued(0)
+    found = [*before, *(key for batch in batches for key in batch)]
+    assert len(KEYS) - 6 < len(set(found)) == len(found)
+    assert {len(batch) for batch in batches} == {6}
+    for workers in (2, 3):
+        assert continued(workers) == (before, batches)
