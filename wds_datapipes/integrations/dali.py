@@ -13,7 +13,7 @@ from wds_datapipes.arguments import check_choice
 from wds_datapipes.datapipes import IterableWrapper, IterDataPipe
 from wds_datapipes.errors import EmptySourceError, EncodeError, StateError
 from wds_datapipes.extras import require
-from wds_datapipes.loading.splitting import Distributed
+from wds_datapipes.loading.data_parallel_group import Distributed
 from wds_datapipes.loading.stateful_dataset.dataset import StatefulShards
 from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.shards.shard_list import ShardList

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.extras import NODES, require
-from wds_datapipes.loading.splitting import Distributed
+from wds_datapipes.loading.data_parallel_group import Distributed
 from wds_datapipes.loading.stateful_dataset.dataset import StatefulShards
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from torch.utils.data import get_worker_info
 
 from wds_datapipes.errors import RankLostError, text_of
 from wds_datapipes.io.daemon_threads import start_call
-from wds_datapipes.loading.splitting import DataParallelGroup, Facts, check_facts_match, digest
+from wds_datapipes.loading.data_parallel_group import DataParallelGroup
+from wds_datapipes.loading.rank_facts import Facts, check_facts_match, digest
 from wds_datapipes.pipes.graph import graph_of
 
 #: All ranks of the default process group share the data.

@@ -11,19 +11,13 @@ from typing import Any
 from wds_datapipes.epoch import NO_EPOCH, Epoch, seed_after
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState, state_of
+from wds_datapipes.loading.data_parallel_group import DataParallelGroup, given_rank, ranks_of_run
 from wds_datapipes.loading.distributed import Ranks
 from wds_datapipes.loading.loader_seed import is_drawn, seed_loader
+from wds_datapipes.loading.rank_facts import fact_of_seed, facts_of
 from wds_datapipes.loading.report import LoadingReport
 from wds_datapipes.loading.service.periodic_reports import PeriodicReports, share_report
-from wds_datapipes.loading.splitting import (
-    DataParallelGroup,
-    check_replicated,
-    fact_of_seed,
-    facts_of,
-    given_rank,
-    ranks_of_run,
-    split_by_rank,
-)
+from wds_datapipes.loading.splitting import check_replicated, split_by_rank
 from wds_datapipes.loading.state import LoaderState
 from wds_datapipes.loading.workers.loop_items import DeliveredCount, LoopItems, Pipe
 from wds_datapipes.pipes.foreign_stages import declared

@@ -15,8 +15,9 @@ from wds_datapipes.arguments import check_seed
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.counted_epoch import without_counted_epoch
 from wds_datapipes.loading.checkpoint.format import state_of
+from wds_datapipes.loading.data_parallel_group import DataParallelGroup
 from wds_datapipes.loading.service.service import ShardReadingService
-from wds_datapipes.loading.splitting import DataParallelGroup, split_by_rank, split_by_worker
+from wds_datapipes.loading.splitting import split_by_rank, split_by_worker
 from wds_datapipes.loading.state import LoaderState
 from wds_datapipes.loading.torchdata_api import DataLoader2, DistributedReadingService, dataloader2
 from wds_datapipes.loading.torchdata_patches.local_functions import copy_pipeline, find_local_classes

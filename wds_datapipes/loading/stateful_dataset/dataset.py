@@ -10,18 +10,11 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from wds_datapipes.arguments import check_integer, check_seed, checks_calls
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.loading.checkpoint.format import checkpoints_in
+from wds_datapipes.loading.data_parallel_group import DataParallelGroup, Distributed, advice_for_torchrun, ranks_of_run
 from wds_datapipes.loading.distributed import Ranks
 from wds_datapipes.loading.epoch_run import refuse_hidden_stages
-from wds_datapipes.loading.splitting import (
-    SPLIT_TWICE,
-    DataParallelGroup,
-    Distributed,
-    advice_for_torchrun,
-    check_replicated,
-    facts_of,
-    is_called_by_accelerate,
-    ranks_of_run,
-)
+from wds_datapipes.loading.rank_facts import facts_of
+from wds_datapipes.loading.splitting import SPLIT_TWICE, check_replicated, is_called_by_accelerate
 from wds_datapipes.loading.stateful_dataset.loop import DatasetLoop
 from wds_datapipes.loading.unknown_length import unknown_length_error
 from wds_datapipes.pipes.graph import PipelineGraph

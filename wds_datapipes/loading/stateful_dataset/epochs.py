@@ -11,9 +11,10 @@ from torch.utils.data import get_worker_info
 from wds_datapipes.epoch import NO_EPOCH, seed_after
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
+from wds_datapipes.loading.data_parallel_group import DataParallelGroup
 from wds_datapipes.loading.epoch_run import EpochRun, EpochStart
 from wds_datapipes.loading.snapshots import SnapshotWriter
-from wds_datapipes.loading.splitting import DataParallelGroup, split_by_rank, split_by_worker
+from wds_datapipes.loading.splitting import split_by_rank, split_by_worker
 from wds_datapipes.loading.state import LoaderState
 from wds_datapipes.loading.stateful_dataset.tracking import END, RecordedBatch, SharedEpochs, WorkerRow
 from wds_datapipes.pipes.graph import PipelineGraph
