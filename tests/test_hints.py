@@ -80,7 +80,7 @@ CALLED: dict[str, dict[str, str]] = {
     "index/order/timeline.py": {"snapshot_every_n_steps": ""},  # of the StatefulDataLoader
     "loading/loader_batches.py": {"num_workers": ""},  # of the DataLoader
     "loading/service/service.py": {"num_workers": "ShardReadingService"},
-    "loading/loop.py": {"distributed": "ShardReadingService"},
+    "loading/service/service_loop.py": {"distributed": "ShardReadingService"},
     "loading/stateful_dataset/dataset.py": {"distributed": "StatefulShards"},
     "loading/stateful_dataset/epochs.py": {"num_workers": ""},
     "loading/torchdata_patches/local_functions.py": {"multiprocessing_context": ""},

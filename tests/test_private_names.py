@@ -64,7 +64,7 @@ TABLE = [
     Adapted(
         dict.fromkeys(("_iterator", "_IterableDataset_len_called"), "torch.utils.data:DataLoader([])"),
         (
-            "loading/stateful_dataset/loop.py",
+            "loading/stateful_dataset/dataset_loop.py",
             "loading/stateful_dataset/tracking.py",
             "loading/torchdata_patches/patches.py",
         ),

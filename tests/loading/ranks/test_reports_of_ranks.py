@@ -124,7 +124,7 @@ def test_a_lost_store_and_unknown_ranks_are_errors(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ranks, "_host", Gone())
     with pytest.raises(RankLostError, match=r"cannot report together: .* \(RuntimeError: Connection reset by peer\)"):
         ranks.share("{}", reads=False)
-    monkeypatch.setattr("wds_datapipes.loading.loop.ranks_of_run", lambda: 2)
+    monkeypatch.setattr("wds_datapipes.loading.service.service_loop.ranks_of_run", lambda: 2)
     service = ShardReadingService(0, distributed=False)
     with DataLoader2(IterableWrapper(range(3)), reading_service=service) as loader:
         assert len(list(loader)) == 3

@@ -13,11 +13,11 @@ from wds_datapipes.arguments import check_integer, checks_calls
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.data_parallel_group import DataParallelGroup, Distributed, advice_for_torchrun, ranks_of_run
 from wds_datapipes.loading.epoch_run import refuse_hidden_stages
-from wds_datapipes.loading.loop import Loop
 from wds_datapipes.loading.report import LoadingReport
 from wds_datapipes.loading.service.launch import run_in_process, start_method, start_workers
 from wds_datapipes.loading.service.pinning import pin_memory_of
 from wds_datapipes.loading.service.service_arguments import check_functions, check_seconds, check_start_method
+from wds_datapipes.loading.service.service_loop import Loop
 from wds_datapipes.loading.splitting import is_split_by_rank
 from wds_datapipes.loading.torchdata_api import MultiProcessingReadingService
 from wds_datapipes.loading.torchdata_patches.local_functions import explain_worker_pickling

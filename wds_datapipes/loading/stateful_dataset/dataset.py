@@ -15,7 +15,7 @@ from wds_datapipes.loading.distributed import Ranks
 from wds_datapipes.loading.epoch_run import refuse_hidden_stages
 from wds_datapipes.loading.rank_facts import facts_of
 from wds_datapipes.loading.splitting import SPLIT_TWICE, check_replicated, is_called_by_accelerate
-from wds_datapipes.loading.stateful_dataset.loop import DatasetLoop
+from wds_datapipes.loading.stateful_dataset.dataset_loop import DatasetLoop
 from wds_datapipes.loading.unknown_length import unknown_length_error
 from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.sharding import advice_for_split, check_batch_sizes, is_read_by_shard
