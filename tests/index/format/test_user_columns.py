@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wds_datapipes import IndexedSamples
-from wds_datapipes.errors import MissingFieldError, StaleSidecarError, UnsupportedSidecarError
-from wds_datapipes.index import build_index, build_indexes, index_url, read_index, write_index
+from wds_datapipes.errors import CorruptSidecarError, MissingFieldError, StaleSidecarError, UnsupportedSidecarError
+from wds_datapipes.index import ShardIndex, build_index, build_indexes, index_url, read_index, write_index
 from wds_datapipes.testing import build_shard
 
 
@@ -166,6 +166,27 @@ def test_columns_of_a_compressed_shard_are_refused(tmp_path: Path) -> None:
     url = build_shard(tmp_path / "0.tar.gz", [{"__key__": "0", "cls": "1"}])
     with pytest.raises(UnsupportedSidecarError, match="compressed with gzip"):
         build_index(url, columns=lambda sample: {"a": 1})
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        np.zeros(2, complex),
+        np.array([b"x", b"y"]),
+        np.array([None, {}]),
+        np.array(["x" * 257, ""]),
+        np.zeros(3),
+        np.zeros((2, 1)),
+    ],
+    ids=["complex", "bytes", "objects", "a long text", "another length", "two dimensions"],
+)
+def test_a_column_that_no_function_returns_is_damage(tmp_path: Path, column: Any) -> None:
+    url = build_shard(tmp_path / "0.tar", [{"__key__": f"{number}", "cls": "1"} for number in range(2)])
+    index = build_index(url)
+    with pytest.raises(
+        CorruptSidecarError, match=r"is damaged: the values of its column a are inconsistent\. Delete it"
+    ):
+        ShardIndex(index.facts, {**index.columns, "a": column})
 
 
 VALUES = st.one_of(

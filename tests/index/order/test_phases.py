@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import chain, compress
 from typing import Any
 
@@ -14,7 +15,8 @@ from wds_datapipes import IndexedSamples, StatefulShards
 from wds_datapipes.epoch import Epoch
 from wds_datapipes.index import EpochOptions, Manifest
 from wds_datapipes.index.order.batch_share import WHOLE_EPOCH
-from wds_datapipes.index.order.weight_schedule import check_schedule
+from wds_datapipes.index.order.phase import Phase
+from wds_datapipes.index.order.weight_schedule import check_schedule, weights_between
 from wds_datapipes.types import ShardInfo
 
 NAMES = ("a", "b", "c")
@@ -114,6 +116,18 @@ def test_weights_change_linearly() -> None:
 def test_wrong_schedules_are_refused(weights: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         check_schedule(weights, ["a"], 8)
+
+
+@given(st.sets(st.integers(1, 30)).map(sorted))
+def test_the_weights_of_successive_phases_are_those_of_the_whole_schedule(starts: list[int]) -> None:
+    schedule: Any = [(0, {"a": 1}), (10, {"a": 2}), (20, {"a": 3})]
+    phase = Phase(1, 1, {}, check_schedule(schedule, ["a"], 1))
+    whole = dict(weights_between(phase, None))
+    begins = [0, *starts]
+    phases = zip(begins, [*begins[1:], None], strict=True)
+    found = [point for start, end in phases for point in weights_between(replace(phase, step=start), end)]
+    assert [step for step, _ in found] == sorted({*whole, *begins})
+    assert all(weights == whole[max(known for known in whole if known <= step)] for step, weights in found)
 
 
 def test_a_schedule_needs_steps() -> None:

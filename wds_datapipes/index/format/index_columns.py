@@ -62,9 +62,9 @@ def check_columns(columns: dict[str, npt.NDArray[Any]]) -> None:
     )
     _expect(np.all((sizes >= 0) & (sizes <= ends - offsets)), "the sizes of its members")
     for name in columns.keys() - COLUMNS.keys():
-        column = columns[name]
-        _expect(column.ndim == 1 and len(column) == len(samples) - 1, f"its column {name}")
-        _expect(column.dtype.kind in KINDS and column.dtype.itemsize <= MAX_VALUE_BYTES, f"its column {name}")
+        column, values = columns[name], f"the values of its column {name}"
+        _expect(column.ndim == 1 and len(column) == len(samples) - 1, values)
+        _expect(column.dtype.kind in KINDS and column.dtype.itemsize <= MAX_VALUE_BYTES, values)
     for name in ("key", "field"):
         texts, raw = columns[f"{name}_ends"], columns[f"{name}_text"]
         whole = int(texts[-1]) if len(texts) else 0
