@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import logging
@@ -27,6 +28,7 @@ from users_stages import Unchanged
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import WorkerState, checkpoints_in, state_of
+from wds_datapipes.pipes.state.replay import digest
 
 Pipe = IterDataPipe[Any]
 
@@ -137,3 +139,20 @@ def test_a_state_describes_the_item_as_it_was_yielded_even_if_the_loop_changes_i
     assert [[int(each[0]) for each in item] for item in resumed] == [[1] * 3, [2] * 3, [3] * 3]
     saving.shutdown()
     resumed.shutdown()
+
+
+VALUES: list[Any] = [
+    *(None, True, 1, 1.0, 1j, "", "1", b"", b"1", [], [1], (1,), {}, {"a": 1}, {"a": 2}, {"b": 1}),
+    *(np.ones(1), np.ones((1, 1)), np.zeros(1), np.zeros(1, int), torch.zeros(1), torch.ones(1)),
+]
+
+
+@pytest.mark.parametrize(
+    "around",
+    [lambda value: value, lambda value: [0, value], lambda value: (0, value), lambda value: {"a": {"b": [value]}}],
+    ids=["alone", "list", "tuple", "nested"],
+)
+def test_items_that_differ_in_one_value_have_different_digests(around: Any) -> None:
+    digests = [digest(around(value)) for value in VALUES]
+    assert digests == [digest(around(copy.deepcopy(value))) for value in VALUES]
+    assert len(set(digests)) == len(VALUES)
