@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from torch.utils.data import IterDataPipe, MapDataPipe
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
-from torchdata.datapipes.iter import IterableWrapper
+from torchdata.datapipes.iter import IterableWrapper, PinMemory, Prefetcher
 
 from wds_datapipes import ShardReadingService, StatefulShards
 from wds_datapipes.datapipes import torchdata_stages
@@ -85,6 +85,14 @@ def test_every_patch_is_listed_with_its_fault() -> None:
     assert (
         str(listed[1]) == "repeated_order: ``DataLoader2`` without a seed has the same order in every epoch. [patched]"
     )
+
+
+def test_each_patch_is_applied_once() -> None:
+    def patched() -> list[Any]:
+        patches.list_patches()
+        return [MultiProcessingReadingService.__new__, Prefetcher.thread_worker, PinMemory.thread_worker]
+
+    assert patched() == patched()
 
 
 # Each program runs in a fork of an interpreter that has imported torch, which takes seconds, and nothing of ours.
