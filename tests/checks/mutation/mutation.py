@@ -140,6 +140,7 @@ def judge(copy: Path, mutant: Mutant, recorded: Recorded, options: argparse.Name
     count = 0
     while tests:
         batch, tests = (tests[:FIRST], tests[FIRST:]) if not count else (tests, [])
+        batch = grouped_by_file(batch)
         with mutated(copy, mutant):
             ran = run_selected(copy, recorded.time_outs(batch), copy.parent)
         count += len(ran.tests)
@@ -159,6 +160,12 @@ def judge(copy: Path, mutant: Mutant, recorded: Recorded, options: argparse.Name
             recorded.leave_out(killer)
         tests = [test for test in batch if test != killer and test not in ran.tests] + tests
     return Result(None, count, len(reaching))
+
+
+def grouped_by_file(tests: list[str]) -> list[str]:
+    """Return the tests of each file together, since the fixtures of a module may be set up only once."""
+    files = [name.partition("::")[0] for name in tests]
+    return sorted(tests, key=lambda name: files.index(name.partition("::")[0]))
 
 
 def describe(mutant: Mutant, result: Result) -> str:
