@@ -9,6 +9,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import pytest
 import torch
 from data_parallel_pipelines import open_service
 from error_facts import naming
-from numbered_shards import numbered_shards
+from numbered_shards import key_of, numbered_shards, write_numbered
 from sweeps import WHOLE
 from torch.utils.data import DataLoader, IterDataPipe, RandomSampler
 from torch.utils.data.datapipes.iter import FileLister, IterableWrapper, Sampler
@@ -225,3 +226,16 @@ def test_lists_that_differ_between_workers_are_an_error() -> None:
     with with_service(keys_of(listed("none")), 3) as loader:
         assert sorted(key for (key,) in loader) == ALL
         assert sorted(key for (key,) in loader) == ALL
+
+
+def test_workers_of_a_resumed_stream_may_be_in_different_passes(folder: Path) -> None:
+    write_numbered(folder, [2, 10, 2, 10])
+
+    def stream(state: Any = None) -> Any:
+        pipe = ShardList("{0..3}.tar").shuffle().sharding_filter().load_wds_shards().group_samples().map(key_of)
+        return open_service(pipe.with_epoch(9), 2, state)
+
+    with stream() as loader:
+        states, epochs = zip(*[(loader.state_dict(), list(loader)) for _ in range(8)], strict=True)
+    with stream(states[4]) as loader:
+        assert [list(loader) for _ in range(4)] == [*epochs[4:]]
