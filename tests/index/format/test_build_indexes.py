@@ -13,6 +13,7 @@ from random import Random
 from typing import Any
 
 import fsspec  # type: ignore[import-untyped]  # it carries no types
+import numpy as np
 import pytest
 from error_facts import naming
 from hypothesis import given, settings
@@ -34,6 +35,7 @@ from wds_datapipes.errors import (
 from wds_datapipes.index import (
     AccessOptions,
     IndexOptions,
+    ShardIndex,
     build_index,
     build_indexes,
     check_index,
@@ -223,6 +225,34 @@ def test_files_that_are_not_an_index(tmp_path: Path) -> None:
             read_index(str(place))
     with pytest.raises(MissingSidecarError, match=r"x\.wdsidx cannot be written: "):
         write_index(build_index(shard(tmp_path / "x.tar")), str(tmp_path / "none/x.wdsidx"))
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "found"),
+    [
+        ("sample_offsets", [0, 0, 2048], "the offsets of its samples"),
+        ("sample_offsets", [-512, 1024, 2048], "the offsets of its samples"),
+        ("sample_members", [0, 2, 2], "its counts of members"),
+        ("member_offsets", [512, 1537], "the offsets of its members"),
+        ("member_offsets", [512, 1024], "the offsets of its members"),
+        ("member_offsets", [512], "its columns of members"),
+        ("member_sizes", [1, -1], "the sizes of its members"),
+        ("member_sizes", [513, 1], "the sizes of its members"),
+        ("member_fields", [0, 1], "its fields"),
+        ("key_ends", [1], "its columns of samples"),
+        ("key_ends", [1, 3], "its keys"),
+        ("key_ends", [-1, 2], "its keys"),
+        ("key_ends", [3, 2], "its keys"),
+    ],
+)
+def test_columns_that_do_not_fit_the_others_are_damage(
+    tmp_path: Path, name: str, values: list[int], found: str
+) -> None:
+    url = build_shard(tmp_path / "0.tar", [{"__key__": f"{number}", "cls": "1"} for number in range(2)])
+    index = build_index(url)
+    ShardIndex(index.facts, {**index.columns})
+    with pytest.raises(CorruptSidecarError, match=f"An index is damaged: {found} are inconsistent. Delete it"):
+        ShardIndex(index.facts, {**index.columns, name: np.array(values, index.columns[name].dtype)})
 
 
 def test_an_index_that_is_rewritten_in_place_stays_as_it_was_read(
