@@ -34,7 +34,7 @@ from web_server import serving
 
 # Imported before any test module imports torchdata, whose deprecation warning would be an error.
 import wds_datapipes
-from wds_datapipes.io.remote.http_connection import POOL
+from wds_datapipes.io.remote.http_connection import close_idle
 from wds_datapipes.io.remote.retry import RetryPolicy
 
 # The deadline of an example would fail on a busy machine. The examples are the same in each run, so that a green run
@@ -161,11 +161,11 @@ def nothing_left() -> Iterator[None]:
     gc.collect()
     gc.freeze()  # the collection before each test skips existing objects, which saves half a second
     gc.disable()  # a descriptor that only a collection would close counts as a leak
-    POOL.clear()
+    close_idle()
     before = opened()
     others = set(psutil.Process().children())  # such as multiprocessing's own, once a test has spawned a worker
     yield
-    POOL.clear()  # connections that are kept for the next request
+    close_idle()  # connections that are kept for the next request
     for _ in range(6000):  # a thread of torch may take a moment to close its descriptors
         if opened() <= before:
             break
@@ -398,8 +398,8 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 @pytest.fixture
 def site() -> Iterator[Site]:
     """Run a web server, whose connections are new."""
-    POOL.clear()
+    close_idle()
     with serving(Site()) as server:
         yield server
         server.left.set()
-        POOL.clear()
+        close_idle()

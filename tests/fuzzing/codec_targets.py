@@ -14,7 +14,7 @@ import cbor2
 import msgpack
 import numpy as np
 import torch
-from harness import Finding, Target
+from fuzz_loop import Finding, Target
 from media_files import AUDIO_FILES, VIDEO_FILES, audio_file, tone, video_file
 from PIL import Image
 

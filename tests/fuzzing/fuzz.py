@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--within", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one is not None:
-        from harness import run
+        from fuzz_loop import run
 
         run(table()[arguments.targets[0]], arguments.one.read_bytes())
         return
@@ -70,7 +70,7 @@ def fuzz(name: str, seconds: int, folder: Path) -> None:
 
     with atheris.instrument_imports(include=["wds_datapipes"]):
         target = table()[name]
-    from harness import run
+    from fuzz_loop import run
 
     corpus, crashes = folder / "corpus" / name, folder / "crashes" / name
     for made in (corpus, crashes):

@@ -18,7 +18,7 @@ from typing import Any
 
 import zstandard
 from forward_streams import forward
-from harness import Finding, Target
+from fuzz_loop import Finding, Target
 
 from wds_datapipes.errors import DuplicateKeyError, ShardError
 from wds_datapipes.index import IndexOptions

@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from zlib import crc32
 
-from harness import Finding, Target, change_json
+from fuzz_loop import Finding, Target, change_json
 from shard_targets import scratch
 
 from wds_datapipes import errors

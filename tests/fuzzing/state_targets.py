@@ -13,7 +13,7 @@ from itertools import islice
 from random import Random
 from typing import Any, BinaryIO
 
-from harness import Target, change_json
+from fuzz_loop import Target, change_json
 from shard_targets import scratch
 
 from wds_datapipes import ShardList, StatefulShards

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from harness import Escaped, Target, changed_inputs, confined, run
+from fuzz_loop import Escaped, Target, changed_inputs, confined, run
 from sweeps import WHOLE
 from targets import TARGETS
 

@@ -6,14 +6,14 @@ import contextlib
 import math
 from unittest.mock import patch
 
-from harness import Finding, Target
+from fuzz_loop import Finding, Target
 
 from wds_datapipes.errors import SpecError
 from wds_datapipes.io.openers import split_scheme
 from wds_datapipes.io.remote import http
 from wds_datapipes.io.remote.filesystem import RemotePath
-from wds_datapipes.io.remote.request_steps import Steps, run_steps
 from wds_datapipes.io.remote.retry import retry_after, status_of
+from wds_datapipes.io.remote.source import UnexpectedResponseError
 from wds_datapipes.shards import patterns
 from wds_datapipes.shards.patterns import compile_rules, expand_braces, rewrite_url, split_patterns, substitute
 
@@ -53,12 +53,6 @@ class Response:
         """Do nothing: there is no connection."""
 
 
-def answer_steps(response: Response) -> Steps[Response]:
-    """Return an answer by steps."""
-    yield None
-    return response
-
-
 def headers(data: bytes) -> None:
     """Parse a server's headers about a body and about the time to wait."""
     text = data.decode("latin-1")
@@ -73,9 +67,9 @@ def headers(data: bytes) -> None:
         (200, {"Content-Length": first, "Content-Encoding": second}),
     ):
         # The method would contact a server.
-        answer = patch.object(http.HttpClient, "_request", return_value=answer_steps(Response(status, answered)))
-        with answer, contextlib.suppress(http.UnexpectedResponseError):
-            opened = run_steps(http.HttpStore(remote).open_steps(512 if status == 206 else 0))
+        answer = patch.object(http.HttpClient, "_request", return_value=Response(status, answered))
+        with answer, contextlib.suppress(UnexpectedResponseError):
+            opened = http.HttpStore(remote).open(512 if status == 206 else 0)
             if opened.start < 0 or (opened.size is not None and opened.size < 0):
                 raise Finding(f"{answered} is {opened}")
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from concurrent.futures import CancelledError
-from itertools import chain
 
 import pytest
 
 from wds_datapipes.io import daemon_threads
 from wds_datapipes.io.daemon_threads import DaemonThreads
-from wds_datapipes.io.remote.http_connection import Connection
-from wds_datapipes.io.remote.request_steps import RequestThreads, Steps
 
 LIMIT_S = 300.0
 
@@ -43,36 +39,6 @@ def test_closing_cancels_what_has_not_begun_and_leaves_a_slow_call_behind(monkey
             future.result(LIMIT_S)
     released.set()
     assert slow.result(LIMIT_S)
-
-
-def test_requests_wait_in_one_thread_and_blocking_calls_run_in_others() -> None:
-    threads, pairs, taken_by = RequestThreads(3, "calls"), [socket.socketpair() for _ in range(4)], dict[int, int]()
-    connections = [Connection(own) for own, _ in pairs]
-
-    def read(number: int, limit_s: float = LIMIT_S) -> Steps[bytes]:
-        connections[number].limit(limit_s)
-        if number == 3:
-            yield None  # the rest does not block
-        data = yield from connections[number].attempt(lambda: pairs[number][0].recv(1))
-        if number == 1:
-            yield None
-        taken_by[number] = threading.get_ident()
-        return data
-
-    futures = [threads.submit_steps(read(number)) for number in range(4)]
-    for number in (2, 0, 1, 3):  # the last one begins once another has ended
-        pairs[number][1].send(b"x")
-        assert futures[number].result(LIMIT_S) == b"x"
-    assert taken_by[0] == taken_by[2] == taken_by[3] != taken_by[1]
-    assert isinstance(threads.submit_steps(read(4)).exception(LIMIT_S), IndexError)
-    waits = threads.submit_steps(read(0))
-    assert isinstance(threads.submit_steps(read(2, 0.02)).exception(LIMIT_S), TimeoutError)  # nothing arrives
-    threads.close()
-    for future in (waits, threads.submit_steps(read(0))):
-        with pytest.raises(CancelledError):
-            future.result(LIMIT_S)
-    for each in chain(*pairs):
-        each.close()
 
 
 class PoolOwner:

@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from wds_datapipes.io import prefetch
-from wds_datapipes.io.remote import fsspec_file
+from wds_datapipes.io.remote import distance, fsspec_file, part_fetch, remote_parts
 from wds_datapipes.io.urls import store_of
 from wds_datapipes.shards.loading import TarOptions, load_wds_shards
 from wds_datapipes.testing import build_shard
 
-LIMIT_S, GRACE_S = 300.0, prefetch.GRACE_S
+LIMIT_S, GRACE_S = 300.0, remote_parts.GRACE_S
 KIB = 1 << 10
 #: The number of samples in a shard, of 1 KiB each.
 SIZES = {"a": 40, "b": 1, "c": 300, "d": 0, "e": 120}
@@ -85,9 +85,9 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(autouse=True)
 def no_thread_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(prefetch, "GRACE_S", LIMIT_S)  # a busy machine may need it
-    monkeypatch.setattr(prefetch, "NEAR_S", -1.0)  # otherwise the store might be near
-    prefetch._near_stores.clear()
+    monkeypatch.setattr(remote_parts, "GRACE_S", LIMIT_S)  # a busy machine may need it
+    monkeypatch.setattr(distance, "NEAR_S", -1.0)  # otherwise the store might be near
+    distance.forget_distances()
     Watched.read.clear()
     Watched.gates.clear()
     yield
@@ -144,8 +144,8 @@ def test_reading_ahead_changes_no_item(
 ) -> None:
     urls = [shards[name] for name in names]
     with pytest.MonkeyPatch.context() as patch:
-        for name, limit_s in zip(("NEAR_S", "MAX_DELAY_S"), near, strict=True):
-            patch.setattr(prefetch, name, limit_s)
+        patch.setattr(distance, "NEAR_S", near[0])
+        patch.setattr(prefetch, "MAX_DELAY_S", near[1])
         found = outcome(urls, read_ahead, **options)
     assert found == outcome(urls, 0, **options)
     assert not threads()
@@ -174,14 +174,13 @@ def test_a_thread_may_collect_the_iteration_that_it_reads_for(
 ) -> None:
     is_garbage, failures = threading.Event(), list[object]()
 
-    def collect(url: str) -> str:
-        if url == shards["c"] and threading.current_thread() in threads():
+    def collect(store: str) -> None:
+        if store == store_of(shards["c"]):
             is_garbage.wait(LIMIT_S)
             gc.collect()
-        return store_of(url)
 
-    monkeypatch.setattr(prefetch, "NEAR_S", LIMIT_S)
-    monkeypatch.setattr(prefetch, "store_of", collect)
+    monkeypatch.setattr(distance, "NEAR_S", LIMIT_S)
+    monkeypatch.setattr(remote_parts, "note_answer", lambda store, _: collect(store))
     monkeypatch.setattr(sys, "unraisablehook", lambda raised: failures.append(raised.exc_value))
     members = load_wds_shards([shards["a"], shards["c"]], TarOptions(read_ahead=1 << 20))
     next(members)
@@ -214,13 +213,13 @@ def test_a_near_store_is_read_without_threads(
 ) -> None:
     def start(url: str, *options: Any) -> Any:
         started.append(url)
-        return thread(url, *options)
+        return parts(url, *options)
 
     started: list[str] = []
-    thread = prefetch.PrefetchThread
-    monkeypatch.setattr(prefetch, "PrefetchThread", start)
-    for name in ("NEAR_S", "MAX_DELAY_S"):
-        monkeypatch.setattr(prefetch, name, LIMIT_S)
+    parts = remote_parts.RemoteParts
+    monkeypatch.setattr(remote_parts, "RemoteParts", start)
+    monkeypatch.setattr(distance, "NEAR_S", LIMIT_S)
+    monkeypatch.setattr(prefetch, "MAX_DELAY_S", LIMIT_S)
     urls = [shards[name] for name in "ceab"]
     pipe = IterableWrapper(urls).load_wds_shards(open_shards=open_shards).group_samples()
     first = list(pipe)
@@ -236,7 +235,7 @@ def test_a_near_store_is_read_without_threads(
 @pytest.mark.parametrize("open_shards", [1, 4])
 def test_open_shards_share_the_limit(shards: dict[str, str], monkeypatch: pytest.MonkeyPatch, open_shards: int) -> None:
     block = 1 << 14
-    monkeypatch.setattr(prefetch, "BLOCK_BYTES", block)
+    monkeypatch.setattr(part_fetch, "BLOCK_BYTES", block)
     monkeypatch.setattr(fsspec_file, "BLOCK_BYTES", block)
     limit = 500_000
     pipe = IterableWrapper([shards[name] for name in "cececece"]).load_wds_shards(
@@ -302,7 +301,7 @@ def test_an_endless_source_is_read_only_as_far_as_needed(shards: dict[str, str])
 
 
 def test_an_unresponsive_store_does_not_delay_the_end(shards: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetch, "GRACE_S", GRACE_S)
+    monkeypatch.setattr(remote_parts, "GRACE_S", GRACE_S)
     Watched.gates["c.tar"] = threading.Event()
     members = load_wds_shards([shards["a"], shards["c"]], TarOptions(read_ahead=1 << 20))
     next(members)

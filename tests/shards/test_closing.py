@@ -20,6 +20,7 @@ from wds_datapipes import ShardList, register_opener
 from wds_datapipes.errors import MissingFieldError, ShardReadError, TruncatedShardError
 from wds_datapipes.io import prefetch
 from wds_datapipes.io.openers import open_url
+from wds_datapipes.io.remote import distance, remote_parts
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.samples.select import to_tuple
 from wds_datapipes.shards.loading import TarOptions, load_wds_shards, read_shards
@@ -50,7 +51,8 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[BinaryIO]]:
         streams.append(stream)
         return stream
 
-    monkeypatch.setattr(prefetch, "open_url", open_and_keep)
+    for module in (prefetch, remote_parts):
+        monkeypatch.setattr(module, "open_url", open_and_keep)
     yield streams
     assert streams
     assert all(stream.closed for stream in streams)
@@ -104,7 +106,8 @@ def test_an_abandoned_pipeline(write: Callable[[bytes], str], opened: list[Binar
 def test_an_abandoned_iterator_leaves_no_thread_that_prefetches(
     archive: bytes, open_shards: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefetch, "NEAR_S", -1.0)  # otherwise the store might be near
+    monkeypatch.setattr(distance, "NEAR_S", -1.0)  # otherwise the store might be near
+    distance.forget_distances()
     memory = fsspec.filesystem("memory")
     urls = [f"memory://{number}.tar" for number in range(8)]
     for url in urls:

@@ -19,6 +19,8 @@ Calls: TypeAlias = "queue.SimpleQueue[tuple[Future[Any], Any] | None]"
 
 #: The maximum time that closing waits for a call, in seconds; the call then finishes in the background.
 GRACE_S = 2.0
+#: How often a call is aborted until it ends, in seconds.
+ABORT_S = 0.05
 
 
 class TooSlowError(TimeoutError):
@@ -57,23 +59,51 @@ class DaemonThreads:
             future.cancel()
             return future
         self._calls.put((future, call))
-        # If no idle thread has taken it:
-        if not self._calls.empty() and len(self._threads) < self._count:
-            thread = threading.Thread(
-                target=_run_calls, args=(self._calls, self.is_closed), name=self._name, daemon=True
-            )
-            with defer_interrupts():  # otherwise `close` could wait for a thread that was not started
-                thread.start()
-                self._threads.append(thread)
+        self._start_thread()
         return future
 
-    def close(self) -> None:
-        """Cancel the calls that have not begun and wait briefly for the others."""
+    def double(self, most: int) -> None:
+        """Double the maximum number of concurrent calls, up to ``most``."""
+        self._count = min(2 * self._count, most)
+        while self._start_thread():
+            pass
+
+    def _start_thread(self) -> bool:
+        """Start a thread if no idle thread has taken a call; return whether it was started."""
+        if self.is_closed.is_set() or self._calls.empty() or len(self._threads) >= self._count:
+            return False
+        thread = threading.Thread(target=_run_calls, args=(self._calls, self.is_closed), name=self._name, daemon=True)
+        with defer_interrupts():  # otherwise `close` could wait for a thread that was not started
+            thread.start()
+            self._threads.append(thread)
+        return True
+
+    def close(self, abort: Callable[[threading.Thread], object] = bool) -> None:
+        """Cancel the calls that have not begun and wait briefly for the others.
+
+        Args:
+            abort: aborts what a thread waits for.
+        """
         self.stop()
         end = time.monotonic() + GRACE_S
         for thread in self._threads:
-            if thread is not threading.current_thread():  # garbage collection in one of them may close the pool
-                thread.join(max(0.0, end - time.monotonic()))
+            join_thread(thread, end, abort)
+
+
+def join_thread(thread: threading.Thread, until: float, abort: Callable[[threading.Thread], object] = bool) -> bool:
+    """Wait for a thread, at most until a time of `time.monotonic`; return whether it has ended.
+
+    Args:
+        thread: the thread.
+        until: the time.
+        abort: aborts what the thread waits for; called repeatedly, because it may be about to begin to wait.
+    """
+    if thread is threading.current_thread():  # garbage collection in a thread may close its own pool
+        return False
+    while thread.is_alive() and (left := until - time.monotonic()) > 0:
+        abort(thread)
+        thread.join(min(left, ABORT_S))
+    return not thread.is_alive()
 
 
 def _stop_threads(queues: Iterable[Calls], is_closed: threading.Event) -> None:

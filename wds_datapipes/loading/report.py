@@ -52,11 +52,11 @@ class WorkerReport:
         skipped: the items that its stages have skipped.
         received: the number of its items that the loop has received.
         ahead: the number of its items that the loop has not received yet.
-        figures: further sums by name: the bytes, seconds and retries of each store, such as
-            ``"fetched_bytes/s3://bucket"``; ``"cache_hits"``, the number of shards read from the cache;
-            ``"cache_misses"``, the number of shards that were downloaded or did not fit; and their sizes,
-            ``"cache_hits_bytes"`` and ``"cache_misses_bytes"``; the time that a stage took to decode, in seconds, such
-            as ``"decoding_s/wds_decode"``.
+        figures: further sums by name: the bytes, seconds, retries and opened connections of each store, such as
+            ``"fetched_bytes/s3://bucket"`` and ``"connections/s3://bucket"``; ``"cache_hits"``, the number of shards
+            read from the cache; ``"cache_misses"``, the number of shards that were downloaded or did not fit; and their
+            sizes, ``"cache_hits_bytes"`` and ``"cache_misses_bytes"``; the time that a stage took to decode, in
+            seconds, such as ``"decoding_s/wds_decode"``.
         waits: the number of waits of the loop, by `wait_bucket`.
         rank: the number of its rank.
         host: the name of its host.

@@ -23,7 +23,8 @@ from wds_datapipes.errors import (
     UnsupportedMemberError,
 )
 from wds_datapipes.io.file_lock import lock_file
-from wds_datapipes.io.openers import open_url, redact
+from wds_datapipes.io.openers import redact
+from wds_datapipes.io.prefetch import open_ahead
 from wds_datapipes.io.remote.remote_file import FileFacts, file_facts
 from wds_datapipes.io.streams import name_read_errors
 from wds_datapipes.shard_cache.entry import FOLDER_LOCK, UNKNOWN, CopyFacts, Entry, stamp
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 FACTS_OPTIONS = ("storage_options", "timeout_s", "retries")
 #: The number of bytes to read from the source at once.
 BLOCK_BYTES = 1 << 20
+#: The maximum number of bytes of a shard to hold in memory, which several connections fetch.
+COPY_AHEAD_BYTES = 32 << 20
 #: The errors of a full disk.
 FULL = {errno.ENOSPC, errno.EDQUOT}
 #: If the size of a shard is unknown, space is reserved in steps of this size, in bytes.
@@ -178,14 +181,14 @@ def _copy_source(
     """Write the source to the copy; return its digest and, if known, its ETag."""
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(BLOCK_BYTES))
-    with name_read_errors(request.name), open_url(request.url, **request.options) as source:
+    with name_read_errors(request.name), open_ahead(request.url, COPY_AHEAD_BYTES, **request.options) as source:
         etag, indexed = getattr(source, "etag", None), request.known.etag
         if None not in (etag, indexed) and etag != indexed:
             raise ChangedShardError(
                 f"{request.name} has changed since it was indexed: its ETag is {etag!r} instead of {indexed!r}. "
                 "Rebuild its index, and the manifest, if there is one"
             )
-        while count := source.readinto(buffer):  # type: ignore[attr-defined]  # the streams of open_url have it
+        while count := source.readinto(buffer):  # type: ignore[attr-defined]  # the streams of open_ahead have it
             if not should_continue():
                 raise DownloadStopped
             digest.update(buffer[:count])

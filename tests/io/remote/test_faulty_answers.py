@@ -26,6 +26,7 @@ from wds_datapipes.errors import (
 )
 from wds_datapipes.index.format.builder import build_index
 from wds_datapipes.index.format.shard_index import ShardIndex
+from wds_datapipes.io.remote import distance
 from wds_datapipes.io.remote.remote_file import file_facts
 from wds_datapipes.io.sidecars import read_sidecar
 from wds_datapipes.testing import build_shard
@@ -105,15 +106,32 @@ def test_a_part_is_never_mistaken_for_the_file(proxy: FaultProxy, shard: bytes, 
         proxy.faults[:] = [fault] * 20
         told = r"the server sends a part of the file \(status 206, (Content-Range: '|no Content-Range)"
         if on_error == "skip":
-            assert keys(address(proxy), on_error=on_error) == []
+            assert keys(address(proxy), on_error=on_error, read_ahead=0) == []
             continue
         with pytest.raises(ShardOpenError, match=rf"/answers/a\.tar cannot be opened: .*{told}"):
-            keys(address(proxy))
-        with pytest.raises(ShardError, match=rf"/answers/a\.tar .*{told}"):
-            keys(address(proxy), tmp_path / "copies")
+            keys(address(proxy), read_ahead=0)
+        if name != "all of it":  # a copy is requested in parts
+            with pytest.raises(ShardError, match=rf"/answers/a\.tar .*{told}"):
+                keys(address(proxy), tmp_path / "copies")
         with pytest.raises(MissingSidecarError, match=rf"/answers/a\.tar cannot be opened: .*{told}"):
             read_sidecar(address(proxy))
     assert list(tmp_path.rglob("*.tar")) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_wrong_first_part_is_an_error(
+    proxy: FaultProxy, shard: bytes, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distance, "NEAR_S", -1.0)  # otherwise the whole shard might be requested
+    distance.forget_distances()
+    proxy.faults[:] = [parts(shard)[name]] * 20
+    if name == "all of it":  # as requested
+        assert keys(address(proxy)) == WANT
+        return
+    with pytest.raises(
+        ShardOpenError, match=r"/answers/a\.tar cannot be opened: .*the server sends a part of the file"
+    ):
+        keys(address(proxy))
 
 
 @pytest.mark.parametrize("name", NAMES)

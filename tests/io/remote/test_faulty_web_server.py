@@ -24,7 +24,7 @@ from nginx_server import Nginx
 from wds_datapipes import ShardList
 from wds_datapipes.errors import ChangedShardError, ShardError, ShardReadError, TruncatedShardError
 from wds_datapipes.io.openers import open_parts
-from wds_datapipes.io.remote import resuming_stream
+from wds_datapipes.io.remote import resuming_stream, source
 from wds_datapipes.io.remote.remote_file import file_facts
 from wds_datapipes.io.remote.resuming_stream import ResumingStream
 from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
@@ -285,7 +285,8 @@ def test_a_server_that_sends_single_bytes_is_given_up(
     url, storage = address(proxy, scheme)
     parts = open_parts(url, **storage, timeout_s=1, retries=1)
     assert parts is not None
-    monkeypatch.setattr(resuming_stream, "STALLED_BYTES_PER_S", 1 << 30)  # however fast this server is
+    for module in (source, resuming_stream):
+        monkeypatch.setattr(module, "STALLED_BYTES_PER_S", 1 << 30)  # however fast this server is
     proxy.part_bytes = 1
     try:
         with parts.part(300, SIZE) as stream, pytest.raises(ShardReadError, match=r"received only \d+ bytes in"):

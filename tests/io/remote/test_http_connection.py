@@ -16,12 +16,11 @@ import pytest
 from site_server import Site
 
 from wds_datapipes import IndexedSamples, ShardList
-from wds_datapipes.errors import ShardOpenError
+from wds_datapipes.errors import ShardError, ShardOpenError
 from wds_datapipes.index import AccessOptions, Manifest, build_indexes
-from wds_datapipes.io import prefetch
 from wds_datapipes.io.openers import open_parts, open_url
-from wds_datapipes.io.remote import http, http_connection
-from wds_datapipes.io.remote.http_connection import POOL, Connection, ConnectionPool
+from wds_datapipes.io.remote import distance, http, http_connection
+from wds_datapipes.io.remote.http_connection import close_idle
 from wds_datapipes.io.timeouts import Timeouts
 from wds_datapipes.testing import build_shard
 
@@ -66,7 +65,7 @@ def test_shards_and_indexed_samples_are_read_over_few_connections(site: Site, tm
 
 
 def test_many_small_shards_are_requested_at_once(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetch, "NEAR_S", -1.0)  # otherwise the server might be near
+    monkeypatch.setattr(distance, "NEAR_S", -1.0)  # otherwise the server might be near
     site.body = Path(build_shard(tmp_path / "a.tar", [{"__key__": "a", "bin": bytes(1000)}])).read_bytes()
     # Several shards are requested at once only when the size of one is known, so the first requests depend on timing.
     site.free, site.at_once = {"/0.tar", "/1.tar"}, threading.Barrier(4)
@@ -87,10 +86,7 @@ def test_a_connection_closed_at_a_request_is_replaced(site: Site) -> None:
     site.hangs_up = True
     assert read(site.url()) == BODY
     assert len(site.accepted) == 2
-    POOL.clear()
-    assert (
-        next(http.HttpClient("http", {}, Timeouts().resolve()).open_steps(site.url())) is None
-    )  # connecting may block
+    close_idle()
     site.hangs_up = True  # a new connection that is closed is an error
     with pytest.raises(ShardOpenError, match="RemoteDisconnected"):
         read(site.url())
@@ -112,14 +108,23 @@ def test_bytes_after_a_body_are_never_taken_for_the_next_response(site: Site, si
         assert read(site.url()) == site.body
 
 
-@pytest.mark.parametrize("header", ["Connection", "Transfer-Encoding"])
-def test_a_connection_is_not_kept_if_its_last_byte_is_unknown(site: Site, header: str) -> None:
-    site.headers = {header: "close"} if header == "Connection" else {header: "chunked"}
-    if header == "Transfer-Encoding":
-        site.body, site.extra = b"4\r\nbody\r\n", b"0\r\n\r\n"
+def test_a_connection_is_not_kept_if_its_last_byte_is_unknown(site: Site) -> None:
+    site.headers = {"Connection": "close"}
     for _ in range(2):
-        assert read(site.url()) == (site.body if header == "Connection" else b"body")
+        assert read(site.url()) == BODY
     assert len(site.accepted) == 2
+
+
+def test_chunks_end_with_an_empty_one(site: Site) -> None:
+    site.headers = {"Transfer-Encoding": "chunked"}
+    site.body, site.extra = b"4\r\nbody\r\n", b"0\r\nTrailer: 1\r\n\r\n"
+    for _ in range(2):
+        assert read(site.url()) == b"body"
+    assert len(site.accepted) == 1
+    for size in (b"-4", b"+4", b"4_0", b"", b"0x4"):
+        site.body, site.extra = size + b"\r\nbody\r\n", b"0\r\n\r\n"
+        with pytest.raises(ShardError, match="the size of a chunk is"):
+            read(site.url())
 
 
 def test_threads_never_share_a_connection(site: Site) -> None:
@@ -149,20 +154,20 @@ def test_a_forked_process_opens_its_own_connections(site: Site) -> None:
 
 
 def test_a_few_connections_are_kept_for_a_limited_time(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_connection, "MAX_IDLE", 3)
     now = [0.0]
-    pool = ConnectionPool(lambda: now[0])
-    for _ in range(5):
-        connection = Connection(socket.create_connection(("127.0.0.1", site.server_port)))
-        pool.put("key", connection, 15.0)
-        now[0] += 1
-    assert pool.take("other key") is None
-    now[0] = 3 + 15.0  # the first of the last three is too old
-    kept = [pool.take("key") for _ in range(3)]
-    assert kept[0] is connection
-    assert [each is None for each in kept] == [False, False, True]
-    for each in filter(None, kept):
-        each.close()
+    monkeypatch.setattr(http_connection, "MAX_IDLE", 3)
+    monkeypatch.setattr(http_connection.time, "monotonic", lambda: now[0])
+    close_idle()
+    site.at_once = threading.Barrier(5)
+    with ThreadPoolExecutor(5) as threads:
+        assert set(threads.map(read, [site.url()] * 5)) == {BODY}
+    site.at_once = threading.Barrier(1)
+    assert len(site.accepted) == 5
+    now[0] += 15.0
+    for count in (5, 5, 6):
+        assert read(site.url()) == BODY
+        assert len(site.accepted) == count
+        now[0] += {5: 15.0, 6: 0.0}[count] + (count == 5 and now[0] > 15.0)
 
 
 def test_threads_that_start_together_read_the_system_certificates_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,9 +21,8 @@ from wds_datapipes.io.file_systems import FILE_SYSTEMS, FileSystem, file_system_
 from wds_datapipes.io.openers import open_url
 from wds_datapipes.io.remote.filesystem import RemotePath
 from wds_datapipes.io.remote.fsspec_file import BLOCK_BYTES
-from wds_datapipes.io.remote.request_steps import Steps, run_steps
-from wds_datapipes.io.remote.resuming_stream import MonitoredFile
 from wds_datapipes.io.remote.retry import is_transient
+from wds_datapipes.io.remote.source import MonitoredFile
 from wds_datapipes.io.timeouts import BLOCK_RESPONSES, RESPONSE_S, Timeouts
 from wds_datapipes.io.urls import store_of
 from wds_datapipes.testing import build_shard
@@ -78,8 +77,7 @@ class Steady:
     def __init__(self) -> None:
         self.now, self.pace = 1000.0, (0, 0.0)
 
-    def read_steps(self, _: object) -> Steps[int]:
-        yield None
+    def readinto(self, _: object) -> int:
         self.now += self.pace[1]
         return self.pace[0]
 
@@ -96,10 +94,10 @@ def test_time_without_a_reader_does_not_count() -> None:
     for count, bytes_s in ((100_000, (1 << 20, 0.0005)), (20, (10 << 10, 10.0)), (1, (0, 100.0)), (5, (1, 10.0))):
         file.pace = bytes_s  # 1 KB/s is slow, but not a stall; the end may take longer
         for _ in range(count):
-            run_steps(steady.read_steps(memoryview(b"")))
+            steady.readinto(memoryview(b""))
             file.now += 1000
     with pytest.raises(TooSlowError):
-        run_steps(steady.read_steps(memoryview(b"")))
+        steady.readinto(memoryview(b""))
     assert is_transient(TooSlowError())
 
 

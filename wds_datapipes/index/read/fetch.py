@@ -9,6 +9,7 @@ import weakref
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from functools import partial
 from stat import S_ISREG
 from typing import Any, BinaryIO, TypeAlias
 
@@ -19,7 +20,6 @@ from wds_datapipes.index.format.shard_index import ShardIndex
 from wds_datapipes.index.read.plan import ReadPlan
 from wds_datapipes.io.openers import local_path, open_local, open_parts, redact
 from wds_datapipes.io.remote.remote_file import FileFacts, RemoteFile
-from wds_datapipes.io.remote.request_steps import Steps, run_steps
 from wds_datapipes.io.remote.resuming_stream import ResumingStream, fill
 from wds_datapipes.system import read_at
 from wds_datapipes.tar.buffer import ReadBuffer
@@ -28,8 +28,8 @@ from wds_datapipes.tar.scanner import open_archive_ranges
 #: At most this many bytes are allocated before they arrive, because an index may claim any size.
 STEP_BYTES = 8 << 20
 
-Submit: TypeAlias = Callable[[Steps[list[bytes]]], Future[list[bytes]]]
-"""Takes the steps of a request in another thread."""
+Submit: TypeAlias = Callable[[Callable[[], list[bytes]]], Future[list[bytes]]]
+"""Calls a function in another thread."""
 
 
 class ShardRanges:
@@ -110,7 +110,7 @@ class ShardRanges:
             if len(data) == end - start:
                 return data
         if self.path is None:
-            return run_steps(self.read_steps(start, end))
+            return self._read_remote(start, end)
         with open_local(self.path, name=self.url) as file:  # also for the rest of an interrupted read
             file.seek(start)
             data = ReadBuffer(file, self.name, start).take(end - start)
@@ -118,22 +118,18 @@ class ShardRanges:
             raise self.changed_error(f"it ends before byte {end}")
         return data
 
-    def read_steps(self, start: int, end: int) -> Steps[bytes]:
-        """Return the bytes from ``start`` up to ``end`` of a shard that is then kept open.
-
-        Raises:
-            ShardError: they cannot be read.
-        """
+    def _read_remote(self, start: int, end: int) -> bytes:
+        """Return the bytes from ``start`` up to ``end`` of a shard that is then kept open."""
         self.keep_open()
-        if (remote := self._remote) is None:
-            return self.read(start, end)
+        if (remote := self._remote) is None:  # another thread has closed it
+            raise self._closed_error()
         if start >= end:
             return b""  # an empty range cannot be requested
-        with (yield from remote.part_steps(start, end)) as stream:
+        with remote.part(start, end) as stream:
             self._streams.add(stream)  # first, because `close` may be called now
             try:
                 self._check_open()
-                data = yield from _read_all(stream, end - start)
+                data = _read_all(stream, end - start)
             finally:
                 self._streams.discard(stream)
         if len(data) != end - start:
@@ -184,7 +180,10 @@ class ShardRanges:
 
     def _check_open(self) -> None:
         if self._is_closed.is_set():
-            raise ShardReadError(f"{self.name} was closed while it was read")
+            raise self._closed_error()
+
+    def _closed_error(self) -> ShardReadError:
+        return ShardReadError(f"{self.name} was closed while it was read")
 
     def _pause(self, seconds: float) -> None:
         """Wait before a retry."""
@@ -192,14 +191,14 @@ class ShardRanges:
         self._check_open()
 
 
-def _read_all(stream: ResumingStream, count: int) -> Steps[bytes]:
+def _read_all(stream: ResumingStream, count: int) -> bytes:
     """Return the next ``count`` bytes, or fewer at the end of the stream."""
     pieces = []
     while count:
         size = min(count, STEP_BYTES)
         piece = io.BytesIO(bytes(size))
         with piece.getbuffer() as view:
-            filled = yield from fill(stream, view)
+            filled = fill(stream, view)
         pieces.append(piece.getvalue() if filled == size else piece.getvalue()[:filled])  # not copied if it is full
         count = count - filled if filled == size else 0
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -213,7 +212,8 @@ class PlannedRanges:
     Args:
         ranges: reads the shard.
         plan: the ranges and requests.
-        submit: takes the steps of a request in another thread; None to read when a range is due.
+        submit: calls a function in another thread; None to read when a range is due.
+        on_wait: called before the reader waits for a request.
         is_ascending: whether the samples are in the order of the shard.
 
     Attributes:
@@ -221,8 +221,17 @@ class PlannedRanges:
         is_held: for each range, whether it is read by `hold`; otherwise, it is read alone, as no other range needs it.
     """
 
-    def __init__(self, ranges: ShardRanges, plan: ReadPlan, submit: Submit | None, *, is_ascending: bool) -> None:
+    def __init__(
+        self,
+        ranges: ShardRanges,
+        plan: ReadPlan,
+        submit: Submit | None,
+        on_wait: Callable[[], object] = bool,
+        *,
+        is_ascending: bool,
+    ) -> None:
         self._ranges, self._plan, self._submit, self._is_ascending = ranges, plan, submit, is_ascending
+        self._on_wait = on_wait
         self._requests: dict[int, Future[list[bytes]]] = {}
         self.held: dict[int, bytes] = {}
         self.is_held = plan.is_held if submit is None else [True] * len(plan.starts)
@@ -233,7 +242,7 @@ class PlannedRanges:
         if self._submit is not None:
             groups = self._plan.groups
             for request in range(bisect_left(groups, group), bisect_right(groups, group)):
-                self._requests[request] = self._submit(self._take(request))
+                self._requests[request] = self._submit(partial(self._take, request))
 
     def hold(self, number: int) -> bytes:
         """Return the data of a range, and hold it and the other ranges of its request.
@@ -247,15 +256,17 @@ class PlannedRanges:
             self._group = plan.groups[request]
             held.clear()
         task = self._requests.pop(request, None)
-        held.update(enumerate(run_steps(self._take(request)) if task is None else task.result(), plan.firsts[request]))
+        if task is not None and not task.done():
+            self._on_wait()
+        held.update(enumerate(self._take(request) if task is None else task.result(), plan.firsts[request]))
         return held[number]
 
-    def _take(self, request: int) -> Steps[list[bytes]]:
+    def _take(self, request: int) -> list[bytes]:
         """Read the ranges of a request at once."""
         plan = self._plan
         first, end = plan.firsts[request : request + 2]
         start = plan.starts[first]
-        data = yield from self._ranges.read_steps(start, plan.stops[end - 1])
+        data = self._ranges.read(start, plan.stops[end - 1])
         if end - first == 1:
             return [data]
         view = memoryview(data)

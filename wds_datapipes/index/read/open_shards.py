@@ -15,11 +15,13 @@ from wds_datapipes.index.format.options import AccessOptions
 from wds_datapipes.index.format.origin import origin_of
 from wds_datapipes.index.format.shard_facts import ShardFacts
 from wds_datapipes.index.format.shard_index import ShardIndex
-from wds_datapipes.index.read.fetch import ShardRanges
-from wds_datapipes.io.daemon_threads import close_result, set_result
+from wds_datapipes.index.read.fetch import ShardRanges, Submit
+from wds_datapipes.io.daemon_threads import DaemonThreads, close_result, set_result
 from wds_datapipes.io.openers import local_path
+from wds_datapipes.io.remote.distance import is_near
+from wds_datapipes.io.remote.in_flight import abort_request
 from wds_datapipes.io.remote.remote_file import FileFacts
-from wds_datapipes.io.remote.request_steps import RequestThreads
+from wds_datapipes.io.urls import store_of
 from wds_datapipes.shard_cache.download import CacheFullError, DownloadRequest, UncachedError
 from wds_datapipes.shard_cache.entry import Entry, stamp
 from wds_datapipes.shard_cache.eviction import LeastRecentlyUsed, Priority
@@ -27,8 +29,8 @@ from wds_datapipes.shard_cache.store import CacheFolder
 
 T = TypeVar("T")
 
-#: The maximum number of concurrent requests for remote shards.
-THREADS = 64
+#: The number of concurrent requests for remote shards at first, and its maximum. It doubles whenever the reader waits.
+FIRST_THREADS, MAX_THREADS = 4, 64
 
 
 class OpenShards:
@@ -67,7 +69,7 @@ class OpenShards:
         self._next: OpenShards | None = None
         self._next_lock = threading.Lock()
         self.is_closed = False
-        self.threads = RequestThreads(THREADS, "wds-read-ahead")
+        self.threads = DaemonThreads(FIRST_THREADS, "wds-read-ahead")
 
     def __getitem__(self, shard: int) -> ShardRanges:
         """Return a shard, which is opened if needed.
@@ -102,6 +104,20 @@ class OpenShards:
             return done
         return self.threads.submit(function)
 
+    def submitter(self, shards: Iterable[int]) -> Submit | None:
+        """Return what calls a function in a thread, or None if the shards are local, or their stores are near."""
+        if self.is_local or all(shard < 0 or self._is_near(self._urls[shard]) for shard in shards):
+            return None
+        return self.threads.submit
+
+    def request_more(self) -> None:
+        """Send more requests at the same time, because the reader has to wait."""
+        self.threads.double(MAX_THREADS)
+
+    @staticmethod
+    def _is_near(url: str) -> bool:
+        return local_path(url) is not None or is_near(store_of(url))
+
     def open_next(self, following: OpenShards, shards: Iterable[int]) -> None:
         """Let the open shards of the next epoch begin to open some shards and to download their copies.
 
@@ -128,7 +144,7 @@ class OpenShards:
         self.is_closed, self._next = True, None
         self.threads.stop()
         self._close_shards([*self._opened])
-        self.threads.close()
+        self.threads.close(abort_request)
 
     def _close_shards(self, shards: Iterable[int]) -> None:
         for shard in shards:

@@ -157,7 +157,7 @@ class SampleReader:
                     sizes[chosen] = sizes_of(self.shards[shard].index, numbers[chosen], self._fields, below=below)
         stops = split_by_size(sizes, most)
         groups = np.repeat(np.arange(len(stops) - 1), np.diff(stops))
-        submit = None if self.shards.is_local else self.shards.threads.submit_steps
+        submit = self.shards.submitter(own)
         plans, streams = dict[int, "PlannedSamples | None"](), dict[int, Iterator[Item]]()
         for shard, chosen in own.items():
             plans[shard] = None
@@ -178,16 +178,17 @@ class SampleReader:
             shard: the shard.
             numbers: the numbers of the samples.
             groups: the group of each sample, in ascending order.
-            submit: takes the steps of a request in another thread; by default, each sample is read when it is due.
+            submit: calls a function in another thread; by default, each sample is read when it is due.
 
         Raises:
             ShardError: it cannot be opened, or has changed since it was indexed.
         """
         ranges = self.shards[shard]
         ranges.keep_open()
-        limit = LOCAL if submit is None else REMOTE
+        limit = REMOTE if ranges.path is None else LOCAL
         plan = plan_reading(ranges.index, numbers, self._fields, groups=groups, limit=limit)
-        planned = PlannedRanges(ranges, plan, submit, is_ascending=bool(np.all(numbers[1:] >= numbers[:-1])))
+        is_ascending = bool(np.all(numbers[1:] >= numbers[:-1]))
+        planned = PlannedRanges(ranges, plan, submit, self.shards.request_more, is_ascending=is_ascending)
         extra = {} if self._names is None else {"__dataset__": self._names[shard]}
         return PlannedSamples(plan, planned, ranges, self._access.limits, extra)
 

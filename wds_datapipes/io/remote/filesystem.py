@@ -19,7 +19,6 @@ from wds_datapipes.hints import REGION, Message
 from wds_datapipes.io.after_fork import at_fork
 from wds_datapipes.io.daemon_threads import start_call, wait_for
 from wds_datapipes.io.file_systems import file_system_of
-from wds_datapipes.io.remote.http import HttpClient
 from wds_datapipes.io.remote.retry import CREDENTIAL_STATUSES, RetryPolicy, concerns_all, is_untrusted
 from wds_datapipes.io.timeouts import Timeouts
 from wds_datapipes.io.urls import STORE_OPTIONS, known_schemes, split_scheme, store_of
@@ -118,6 +117,8 @@ class RemotePath:
 
     def _new_filesystem(self, url: str, options: Mapping[str, Any], timeouts: Timeouts) -> tuple[Any, str]:
         if self.file_system.is_web:
+            from wds_datapipes.io.remote.http import HttpClient  # imports urllib3
+
             return HttpClient(self.scheme, options, self.timeouts), url
         arguments = self.file_system.set_timeouts(options, timeouts)
         if not self.file_system.is_thread_bound:

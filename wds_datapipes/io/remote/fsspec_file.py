@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from wds_datapipes.io.daemon_threads import start_call, wait_for
 from wds_datapipes.io.file_systems import VERSION_FACTS, VERSION_NUMBERS
-from wds_datapipes.io.remote.request_steps import Steps
-from wds_datapipes.io.remote.resuming_stream import MonitoredFile, OpenedSource, etag_of, version_of
+from wds_datapipes.io.remote.source import MonitoredFile, OpenedSource, etag_of, version_of
 from wds_datapipes.io.streams import move_bytes
 
 if TYPE_CHECKING:
@@ -41,9 +40,12 @@ class FsspecStore:
         #: same file object.
         self._locks: dict[int, threading.Lock] = {}
 
-    def open_steps(self, start: int, end: int | None = None) -> Steps[OpenedSource]:
+    def open_first(self, count: int) -> OpenedSource:
+        """Open the first ``count`` bytes if their version has a strong ETag, otherwise the whole file."""
+        return self.open(0, count, is_first=True)
+
+    def open(self, start: int, end: int | None = None, *, is_first: bool = False) -> OpenedSource:
         """Open the file at an offset, or at its beginning if it cannot seek."""
-        yield None
         try:
             file = self._idle.pop()  # each read of it seeks
         except IndexError:
@@ -51,20 +53,24 @@ class FsspecStore:
         details = getattr(file, "details", None)
         details = details if isinstance(details, Mapping) else {}
         version = version_of(*(details.get(name) for name in VERSION_FACTS))
-        lock = self._locks.setdefault(id(file), threading.Lock()) if self._is_seekable else None
-        blocks = BlockFile(self, file, lock, start, end, version if self.remote.file_system.may_mix_versions else ())
-        etag = etag_of(details)
+        etag, size = etag_of(details), details.get("size")
         # Unlike servers, some libraries report strong ETags without quotes.
         is_strong = etag is not None and not etag.lower().startswith("w/")
         is_strong = is_strong or any(details.get(name) is not None for name in VERSION_NUMBERS)
+        if is_first and not (is_strong and self._is_seekable and size):
+            end = None
+        lock = self._locks.setdefault(id(file), threading.Lock()) if self._is_seekable else None
+        blocks = BlockFile(self, file, lock, start, end, version if self.remote.file_system.may_mix_versions else ())
         file = MonitoredFile(blocks, self.remote)
-        return OpenedSource(file, start, details.get("size"), version, etag, is_strong, can_seek=self._is_seekable)
+        stop = end if size is None or end is None else min(end, size)
+        return OpenedSource(file, start, size, version, etag, is_strong, stop, can_seek=self._is_seekable)
 
     def close(self) -> None:
         """Close the files that are kept open."""
         self._keeps_open = False
         while self._idle:
-            self._idle.pop().close()
+            with suppress(Exception):  # the connection may be broken
+                self._idle.pop().close()
 
     def _open(self, start: int) -> tuple[Any, int]:
         """Open the file; return it and its offset, which is 0 if it cannot seek."""
@@ -131,7 +137,7 @@ class BlockFile:
         self._is_closed = self._has_failed = False
         self._lock = threading.Lock()
 
-    def read_steps(self, view: memoryview) -> Steps[int]:
+    def readinto(self, view: memoryview) -> int:
         """Read at most ``len(view)`` bytes; 0 at the end.
 
         Raises:
@@ -139,7 +145,6 @@ class BlockFile:
             TooSlowError: fetching a block takes too long.
         """
         if not self._block:
-            yield None
             self._block = memoryview(self._fetch())
         count, self._block = move_bytes(self._block, view)
         return count

@@ -17,10 +17,17 @@ from urllib.request import getproxies
 from fsspec.config import conf  # type: ignore[import-untyped]  # it carries no types
 
 from wds_datapipes.io.after_fork import at_fork
-from wds_datapipes.io.remote.http_request import SIZE, Access, HttpStatusError, Response, request_steps
-from wds_datapipes.io.remote.request_steps import Steps, run_steps
-from wds_datapipes.io.remote.resuming_stream import MonitoredFile, OpenedSource, etag_of, is_strong_etag, version_of
+from wds_datapipes.io.remote.http_connection import SIZE, has_connected
+from wds_datapipes.io.remote.http_request import Access, Answer, HttpStatusError, request
 from wds_datapipes.io.remote.retry import is_transient
+from wds_datapipes.io.remote.source import (
+    MonitoredFile,
+    OpenedSource,
+    UnexpectedResponseError,
+    etag_of,
+    is_strong_etag,
+    version_of,
+)
 from wds_datapipes.io.timeouts import ResolvedTimeouts
 
 if TYPE_CHECKING:
@@ -37,11 +44,7 @@ GZIP_CODINGS = {"gzip", "x-gzip"}
 SHOWN = 100
 
 
-class UnexpectedResponseError(Exception):
-    """A server has sent an unexpected response that a retry would not change."""
-
-
-def opened_by(response: Response, requested: str | None) -> OpenedSource:
+def opened_by(response: Answer, requested: str | None) -> OpenedSource:
     """Return the file, or the requested range of it, from a response.
 
     Args:
@@ -124,23 +127,23 @@ class HttpClient:
             ) from error
         self._access = Access(timeouts, context, getproxies())  # slow: it reads all environment variables
 
-    def open_steps(self, url: str, part: str | None = None, if_range: str | None = None) -> Steps[OpenedSource]:
+    def open(self, url: str, part: str | None = None, if_range: str | None = None) -> OpenedSource:
         """Request a file or the range ``part`` of it, such as ``"512-1023"`` or ``"512-"``.
 
         If the file no longer has the ETag ``if_range``, the server sends the whole file.
 
         Raises:
             UnexpectedResponseError: the response is neither the file nor that range.
-            Exception: see `request_steps`.
+            Exception: see `request`.
         """
         headers = {} if part is None else {"Range": f"bytes={part}"}
         headers |= {} if if_range is None else {"If-Range": if_range}
-        return opened_by((yield from self._request(url, headers)), part)
+        return opened_by(self._request(url, headers), part)
 
     def info(self, url: str) -> dict[str, Any]:
         """Return the size, ETag and date of a file, as far as its server reports them."""
         try:
-            response = run_steps(self._request(url, {}, "HEAD"))
+            response = self._request(url, {}, "HEAD")
             response.close()
             length = response.headers.get("Content-Length", "")
             if response.status == 200 and SIZE.fullmatch(length) and _content_encoding(response) == "identity":
@@ -149,7 +152,7 @@ class HttpClient:
             if is_transient(error):
                 raise
         try:
-            response = run_steps(self._request(url, {"Range": "bytes=0-0"}))
+            response = self._request(url, {"Range": "bytes=0-0"})
         except HttpStatusError as error:
             none = NO_RANGE.fullmatch(error.headers.get("Content-Range", ""))
             if error.status != 416 or none is None:
@@ -166,13 +169,13 @@ class HttpClient:
 
     glob = ls
 
-    def _request(self, url: str, more: Mapping[str, str], method: str = "GET") -> Steps[Response]:
+    def _request(self, url: str, more: Mapping[str, str], method: str = "GET") -> Answer:
         # With content encoding, ranges would count compressed bytes.
         headers = {**self._headers, "Accept-Encoding": "identity", **more}
-        return request_steps(url, headers, self._access, method)
+        return request(url, headers, self._access, method)
 
 
-def _content_encoding(response: Response) -> str:
+def _content_encoding(response: Answer) -> str:
     """Return the content encoding of a body."""
     return str(response.headers.get("Content-Encoding") or "identity").strip().lower()
 
@@ -201,6 +204,10 @@ def _ssl_context(path: str | None) -> ssl.SSLContext:
     return context
 
 
+#: The stores that have sent a part of a file without a strong ETag. Requesting a part would be a request more.
+_weak_stores: set[str] = set()
+
+
 class HttpStore:
     """A file on a web server, opened at any offset.
 
@@ -209,17 +216,24 @@ class HttpStore:
         sign: returns the client and the URL of a signed request; by default, requests are not signed.
     """
 
-    def __init__(self, remote: RemotePath, sign: Callable[[], Steps[tuple[HttpClient, str]]] | None = None) -> None:
+    def __init__(self, remote: RemotePath, sign: Callable[[], tuple[HttpClient, str]] | None = None) -> None:
         self._remote, self._sign = remote, sign
         self._etag: str | None = None
 
-    def open_steps(self, start: int, end: int | None = None) -> Steps[OpenedSource]:
+    def open(self, start: int, end: int | None = None) -> OpenedSource:
         """Open the file at an offset; a server without range support sends it from the beginning."""
         remote = self._remote
-        client, url = (remote.filesystem, remote.path) if self._sign is None else (yield from self._sign())
+        client, url = (remote.filesystem, remote.path) if self._sign is None else self._sign()
         part = (f"{start}-{end - 1}",) if end is not None else (f"{start}-", self._etag) if start else ()
-        opened = yield from client.open_steps(url, *part)
+        opened = client.open(url, *part)
+        if has_connected():
+            remote.counters.count(f"connections/{remote.store}")
         self._etag = opened.version[0] if opened.is_strong else None
+        if end is not None and opened.stop is not None and opened.stop > end:
+            opened.file.close()
+            raise UnexpectedResponseError(
+                f"the server sends bytes {opened.start} to {opened.stop - 1}, but {start} to {end - 1} were requested"
+            )
         if opened.stop is not None and opened.size is None:
             opened.file.close()
             raise UnexpectedResponseError(
@@ -227,6 +241,24 @@ class HttpStore:
                 "Content-Range ends in a star), so it is unknown whether more bytes follow"
             )
         return opened._replace(file=MonitoredFile(opened.file, self._remote))
+
+    def open_first(self, count: int) -> OpenedSource:
+        """Open the first ``count`` bytes if their version has a strong ETag, otherwise the whole file."""
+        if self._remote.store not in _weak_stores:
+            try:
+                opened = self.open(0, count)
+            except UnexpectedResponseError:  # such as a part with a content encoding
+                pass
+            except HttpStatusError as error:
+                if error.status != 416:  # of an empty file
+                    raise
+            else:
+                is_whole = opened.stop in (None, opened.size)
+                if not opened.start and (is_whole or opened.is_strong):
+                    return opened
+                opened.file.close()
+                _weak_stores.add(self._remote.store)
+        return self.open(0)
 
     def close(self) -> None:
         """Do nothing, because each range is a separate request."""

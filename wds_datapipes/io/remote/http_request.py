@@ -1,24 +1,25 @@
-"""HTTP requests: redirects, proxies and TLS, and responses whose bodies are streamed."""
+"""HTTP requests: redirects, proxies and credentials, and answers whose bodies are streamed."""
 
 from __future__ import annotations
 
 import base64
 import os
 import re
-import socket
 import ssl
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from contextlib import closing, suppress
 from functools import lru_cache
-from http.client import BadStatusLine, HTTPException, InvalidURL
-from typing import NamedTuple
+from http.client import HTTPException, InvalidURL
+from typing import Any, NamedTuple
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 from urllib.request import proxy_bypass
 
-from wds_datapipes.errors import plural
-from wds_datapipes.io.remote.http_connection import POOL, Connection
-from wds_datapipes.io.remote.request_steps import Steps
+from urllib3 import BaseHTTPResponse, Timeout
+from urllib3.exceptions import HTTPError, ProtocolError
+
+from wds_datapipes.io.remote.http_connection import Response, forget_connecting, has_connected, pool_of
 from wds_datapipes.io.timeouts import ResolvedTimeouts
+from wds_datapipes.redaction.storage_options import raise_alone
 
 REDIRECTS = {301, 302, 303, 307, 308}
 MAX_REDIRECTS = 10
@@ -35,113 +36,57 @@ PORTS = {"http": 80, "https": 443}
 ERROR_PARTS, ERROR_BYTES = re.compile(r"<(Code|Region)>([\w.-]{1,100})</"), 4 << 10
 #: A query that signs a request, host name included, as S3 and Google Cloud Storage require it.
 SIGNED = re.compile(r"(?i)[?&]x-(?:amz|goog)-signature=")
-#: The end of the headers, and the end of a line.
-HEAD_END, LINE_END = re.compile(rb"\r?\n\r?\n"), re.compile(rb"\r?\n")
-#: The first line of a response: the minor version, the status and its description.
-STATUS_LINE = re.compile(r"HTTP/1\.(\d)\s+([1-9]\d\d)(?:\s+(.*?))?\s*", re.ASCII)
-#: A size in ASCII digits, with a limited length; Python would accept other digits as well.
-SIZE = re.compile(r"[0-9]{1,19}")
-#: The size of a chunk, and its extensions.
-CHUNK = re.compile(rb"\s*([0-9a-fA-F]{1,16})\s*(?:;.*)?", re.DOTALL)
+#: The error of http.client for a proxy that does not forward to a server: the status and its description.
+REFUSED = re.compile(r"Tunnel connection failed: (\d{3}) ?(.*)")
 
 
-class Response:
-    """A response with a streamed body. After the body is read to its end, another request can use the connection.
+class Answer:
+    """A response of a server. After its body is read to its end, another request can use the connection.
 
     Args:
-        connection: the connection, with a request sent.
-        key: the key of the connection in the pool.
-        timeouts: the time limits for all headers, for each part of the body, and for the connection to be idle.
+        pooled: the response of urllib3.
+        idle_s: for how many seconds the connection is then kept.
 
     Attributes:
         status: the HTTP status.
+        reason: the server's description of it.
         headers: the headers by capitalized name, such as ``"Etag"``; the first one counts if a name is repeated.
     """
 
-    def __init__(self, connection: Connection, key: Hashable, timeouts: ResolvedTimeouts) -> None:
-        self._connection: Connection | None = connection
-        self._key, self._timeouts, self._process = key, timeouts, os.getpid()
+    def __init__(self, pooled: BaseHTTPResponse, idle_s: float) -> None:
+        self._pooled, self._idle_s, self._process = pooled, idle_s, os.getpid()
+        # urllib3's response copies the body once more, and reads until a buffer is full.
+        self._response: Response | None = pooled._original_response  # type: ignore[attr-defined]
+        self.status, self.reason = self._response.status, self._response.reason
+        self.headers = {name.title(): value.strip() for name, value in reversed(self._response.headers.items())}
 
-    def receive_head(self, connection: Connection, method: str) -> Steps[None]:
-        """Receive the status and the headers and determine where the body ends.
-
-        http.client reads headers with the e-mail parser, which takes a third of the CPU time of a request.
-        """
-        connection.limit(self._timeouts.response_s)
-        self.status = 100
-        while 100 <= self.status < 200:
-            (is_old, self.status, self.reason), lines = yield from _receive_lines(connection)
-        fields = [line.partition(":") for line in lines]
-        self.headers = {name.title(): value.strip() for name, _, value in reversed(fields)}
-        option, length = (self.headers.get(name, "").lower() for name in ("Connection", "Content-Length"))
-        has_body = method != "HEAD" and self.status not in (204, 304)
-        self._is_chunked = has_body and self.headers.get("Transfer-Encoding", "").lower() == "chunked"
-        has_size = has_body and not self._is_chunked and SIZE.fullmatch(length)
-        #: The remaining bytes of the body or of a chunk; None before the first chunk, or if the body ends when the
-        #: connection is closed.
-        self._left = int(length) if has_size else None if has_body else 0
-        self._is_kept = self._left is not None and ("keep-alive" in option if is_old else "close" not in option)
-
-    def read_steps(self, view: memoryview) -> Steps[int]:
+    def readinto(self, view: memoryview) -> int:
         """Read the available bytes, at most ``len(view)``; 0 at the end.
 
         Raises:
             TimeoutError: no data arrive.
+            EOFError: the connection has ended too early.
         """
-        if (connection := self._connection) is None:
+        if (response := self._response) is None:
             raise ValueError("the response is closed")
-        connection.limit(self._timeouts.response_s)
-        if self._is_chunked and not self._left:
-            yield from self._begin_chunk(connection)
-        view = view[: self._left]
-        if not view:
-            return 0
-        count = yield from connection.receive(view)
-        if self._left is not None:
-            if not count:
-                raise EOFError(f"the response ends {plural(self._left, 'byte')} too early")
-            self._left -= count
-        return count
-
-    def _begin_chunk(self, connection: Connection) -> Steps[None]:
-        if self._left is not None:
-            yield from connection.receive_until(LINE_END)  # of the previous chunk
-        line = yield from connection.receive_until(LINE_END)
-        if (found := CHUNK.fullmatch(line)) is None:
-            raise HTTPException(f"the size of a chunk is {line[:100]!r}")
-        self._left = int(found[1], 16)
-        if not self._left:
-            self._is_chunked = False
-            while (yield from connection.receive_until(LINE_END)):
-                pass
+        return response.readinto1(view)
 
     def abort(self) -> None:
         """Abort a read in another thread, which then closes the response."""
-        if (connection := self._connection) is not None:
-            with suppress(OSError):  # it may be closed
-                connection.sock.shutdown(socket.SHUT_RDWR)
+        if (response := self._response) is not None:
+            response.incoming.abort()
 
     def close(self) -> None:
         """End the request."""
-        if (connection := self._connection) is None:
+        response, self._response = self._response, None
+        if response is None or os.getpid() != self._process:  # the parent process may still use the connection
             return
-        if os.getpid() == self._process:  # otherwise, the parent process may still use the connection
-            # Either the body was read to its end, or all of it came with the headers and nothing came after it.
-            if self._is_kept and self._left == len(connection.received):
-                self._connection = None
-                POOL.put(self._key, connection, self._timeouts.idle_s)
-                return
-            self.abort()
-        self._connection = None
-        connection.close()
-
-
-def _receive_lines(connection: Connection) -> Steps[tuple[tuple[bool, int, str], list[str]]]:
-    """Receive the headers of a response; return whether it is HTTP/1.0, its status and reason, and the other lines."""
-    line, *lines = str((yield from connection.receive_until(HEAD_END)), "latin-1").split("\n")
-    if (found := STATUS_LINE.fullmatch(line)) is None:
-        raise BadStatusLine(repr(line[:100]))
-    return (found[1] == "0", int(found[2]), found[3] or ""), lines
+        if response.has_ended or response.drain():
+            response.close()
+            self._pooled.connection.idle_s = self._idle_s  # type: ignore[union-attr]  # it is a TimedConnection
+            self._pooled.release_conn()
+        else:
+            self._pooled.close()
 
 
 class HttpStatusError(Exception):
@@ -177,7 +122,7 @@ class Access(NamedTuple):
     proxies: Mapping[str, str]
 
 
-def request_steps(url: str, headers: Mapping[str, str], access: Access, method: str = "GET") -> Steps[Response]:
+def request(url: str, headers: Mapping[str, str], access: Access, method: str = "GET") -> Answer:
     """Send a request and return its response, following redirects and using a proxy if necessary.
 
     Args:
@@ -196,9 +141,9 @@ def request_steps(url: str, headers: Mapping[str, str], access: Access, method: 
     for _ in range(MAX_REDIRECTS + 1):
         if current.authorization is not None and not any(name.lower() == "authorization" for name in sent):
             sent["Authorization"] = current.authorization
-        response = yield from _send_once(method, current, sent, access)
+        response = _send_once(method, current, sent, access)
         if response.status not in REDIRECTS or not (location := response.headers.get("Location")):
-            return (yield from _accept_response(response))
+            return _accept(response)
         try:
             following = _place_of(urljoin(current.url.geturl(), location))
         except BaseException:
@@ -206,7 +151,7 @@ def request_steps(url: str, headers: Mapping[str, str], access: Access, method: 
             raise
         if following.server[1] != current.server[1] and SIGNED.search(current.target):
             # The signature is that of a request to this host; S3 redirects requests for buckets of other regions.
-            raise (yield from _status_error(response))
+            raise _status_error(response)
         response.close()
         if following.server != current.server:
             sent = {name: value for name, value in sent.items() if name.lower() not in SECRET}
@@ -246,88 +191,60 @@ def _place_of(text: str) -> Place:
     return Place(url, server, host, target, None if url.username is None else _basic(url))
 
 
-def _send_once(method: str, place: Place, headers: Mapping[str, str], access: Access) -> Steps[Response]:
-    proxy, sent, target = _proxy_of(place.url, access.proxies), dict(headers), place.target
-    if not any(name.lower() == "host" for name in sent):
-        sent = {"Host": place.host, **sent}
-    if proxy is not None and place.url.scheme == "http":
-        target, sent = f"http://{place.host}{target}", {**sent, **_proxy_headers(proxy)}
-    lines = "".join(f"{name}: {value}\r\n" for name, value in sent.items())
-    if lines.count("\r") + lines.count("\n") != 2 * len(sent):
-        raise InvalidURL(f"one of the headers {', '.join(sent)} has a line break")
-    key = place.server, proxy, access.context
-    limit_s = access.timeouts.connect_s
-
-    def exchange(connection: Connection) -> Steps[Response]:
+def _send_once(method: str, place: Place, headers: Mapping[str, str], access: Access) -> Answer:
+    proxy, limits = _proxy_of(place.url, access.proxies), access.timeouts
+    for name, value in headers.items():
+        if "\r" in f"{name}{value}" or "\n" in f"{name}{value}":
+            raise InvalidURL(f"the header {name!r} has a line break")
+    through = ("",) if proxy is None else (f"http://{proxy.hostname}:{proxy.port or 80}", _proxy_headers(proxy))
+    is_forwarded = proxy is not None and place.url.scheme == "http"
+    target = f"http://{place.host}{place.target}" if is_forwarded else place.target
+    pool = pool_of(place.server, access.context, *through)
+    options: dict[str, Any] = {
+        "headers": {"Host": place.host, **headers},
+        "timeout": Timeout(connect=limits.connect_s, read=limits.response_s),
+        "retries": False,
+        "assert_same_host": False,
+        "preload_content": False,
+    }
+    while True:
+        forget_connecting()
         try:
-            connection.limit(limit_s)
-            yield from connection.send(f"{method} {target} HTTP/1.1\r\n{lines}\r\n".encode("latin-1"))
-            response = Response(connection, key, access.timeouts)
-            yield from response.receive_head(connection, method)
-        except BaseException:
-            connection.close()
-            raise
-        return response
-
-    if (kept := POOL.take(key)) is not None:
-        try:
-            return (yield from exchange(kept))
-        except OSError as error:
-            POOL.clear(key)
-            if isinstance(error, TimeoutError):
-                raise
+            return Answer(pool.urlopen(method, target, **options), limits.idle_s)
+        except HTTPError as error:
             # A server may close an idle connection at any time.
-    yield None
-    return (yield from exchange((yield from _connect(place, proxy, access.context, limit_s))))
+            if has_connected() or not isinstance(error, ProtocolError):
+                raise_alone(_cause_of(error))
 
 
-def _connect(place: Place, proxy: SplitResult | None, context: ssl.SSLContext, limit_s: float) -> Steps[Connection]:
-    scheme, host, port = place.server
-    address = (host, port) if proxy is None else (str(proxy.hostname), proxy.port or 80)
-    connection = Connection(socket.create_connection(address, limit_s))
-    try:
-        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.limit(limit_s)
-        if scheme == "https":
-            if proxy is not None:
-                server = place.host if place.host.endswith(f":{port}") else f"{place.host}:{port}"
-                yield from _open_tunnel(connection, server, proxy)
-            yield from connection.secure(context, host)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
+def _cause_of(error: Exception) -> Exception:
+    """Return the error of the system or of http.client behind one of urllib3, which may contain the URL."""
+    while isinstance(error, HTTPError):
+        causes = (error.__cause__, *error.args)
+        if (cause := next((each for each in causes if isinstance(each, Exception)), None)) is None:
+            break
+        error = cause
+    if refused := REFUSED.search(str(error)):
+        return HttpStatusError(int(refused[1]), f"{refused[2]} (of the proxy)", {})
+    return error
 
 
-def _open_tunnel(connection: Connection, server: str, proxy: SplitResult) -> Steps[None]:
-    """Let a proxy forward all bytes to a server.
-
-    Raises:
-        HttpStatusError: the proxy refuses.
-    """
-    lines = "".join(f"{name}: {value}\r\n" for name, value in {"Host": server, **_proxy_headers(proxy)}.items())
-    yield from connection.send(f"CONNECT {server} HTTP/1.1\r\n{lines}\r\n".encode("latin-1"))
-    (_, status, reason), _ = yield from _receive_lines(connection)
-    if not 200 <= status < 300:
-        raise HttpStatusError(status, f"{reason} (of the proxy)", {})
+def _accept(answer: Answer) -> Answer:
+    if answer.status in WITH_CONTENT:
+        return answer
+    raise _status_error(answer)
 
 
-def _accept_response(response: Response) -> Steps[Response]:
-    if response.status in WITH_CONTENT:
-        return response
-    raise (yield from _status_error(response))
-
-
-def _status_error(response: Response) -> Steps[Exception]:
+def _status_error(answer: Answer) -> Exception:
     """Close a response without the file, and return its error."""
     body, count = memoryview(bytearray(ERROR_BYTES)), 0
-    with closing(response), suppress(OSError, EOFError):
-        if "xml" in response.headers.get("Content-Type", ""):
-            count = yield from response.read_steps(body)
-    if response.status == 404:
-        return FileNotFoundError(404, response.reason)
-    text = bytes(body[:count]).decode(errors="replace")
-    return HttpStatusError(response.status, response.reason, response.headers, text)
+    with closing(answer), suppress(OSError, EOFError, HTTPException):
+        while count < ERROR_BYTES and (more := answer.readinto(body[count:])):
+            count += more
+    if answer.status == 404:
+        return FileNotFoundError(404, answer.reason)
+    text = bytes(body[:count]).decode(errors="replace") if "xml" in answer.headers.get("Content-Type", "") else ""
+    return HttpStatusError(answer.status, answer.reason, answer.headers, text)
 
 
 def _proxy_of(url: SplitResult, proxies: Mapping[str, str]) -> SplitResult | None:

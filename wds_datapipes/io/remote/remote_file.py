@@ -6,9 +6,11 @@ import io
 import math
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from stat import S_ISREG
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, TypeAlias, cast
@@ -16,13 +18,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, TypeAlias
 from wds_datapipes.errors import ChangedShardError, ShardError, ShardOpenError, ShardReadError
 from wds_datapipes.io.file_systems import TIMES
 from wds_datapipes.io.openers import local_path, open_local, open_parts
+from wds_datapipes.io.remote.distance import note_answer
 from wds_datapipes.io.remote.filesystem import RemotePath
 from wds_datapipes.io.remote.fsspec_file import FsspecStore
-from wds_datapipes.io.remote.http import HttpStore, UnexpectedResponseError
-from wds_datapipes.io.remote.request_steps import Steps, run_steps
-from wds_datapipes.io.remote.resuming_stream import OpenedSource, ResumingStream, etag_of, fill
+from wds_datapipes.io.remote.resuming_stream import ResumingStream, fill
 from wds_datapipes.io.remote.retry import status_of
-from wds_datapipes.io.remote.signing import signer_of
+from wds_datapipes.io.remote.source import OpenedSource, UnexpectedResponseError, etag_of
 from wds_datapipes.io.streams import RawStream, move_bytes
 from wds_datapipes.io.urls import known_schemes, split_scheme
 from wds_datapipes.redaction import redact
@@ -42,7 +43,14 @@ HEAD_BYTES = 512
 class Store(Protocol):
     """A file on a store, opened by a request or by the store's library."""
 
-    def open_steps(self, start: int, end: int | None = None) -> Steps[OpenedSource]:
+    def open_first(self, count: int) -> OpenedSource:
+        """Open the first ``count`` bytes if their version has a strong ETag, otherwise the whole file.
+
+        Raises:
+            Exception: any error of the store's library.
+        """
+
+    def open(self, start: int, end: int | None = None) -> OpenedSource:
         """Open the file from an offset up to ``end``, or from its beginning if the store only sends whole files.
 
         Raises:
@@ -64,6 +72,7 @@ class RemoteFile:
     Attributes:
         head: its first bytes, if they were read.
         size: its size, if the store reports it.
+        has_parts: whether the store sends parts of it and identifies its version, so that they can be read at once.
         version: identifies the version of the file, as far as the store reports it; None before the first range.
     """
 
@@ -73,6 +82,7 @@ class RemoteFile:
         self._lock = threading.Lock()
         self.head = b""
         self.size: int | None = None
+        self.has_parts = False
         self.version: tuple[str, ...] | None = None
 
     @classmethod
@@ -92,28 +102,42 @@ class RemoteFile:
         with remote.replace_errors(remote.open_error):
             return file if check is not None or remote.call(file._probe) else None
 
-    def part(self, start: int, end: int) -> BinaryIO:
+    def begin(self, count: int) -> ResumingStream:
+        """Return a stream of the first ``count`` bytes if the file has parts, otherwise of all its bytes.
+
+        Raises:
+            ShardOpenError: it cannot be opened.
+        """
+
+        def open_at(offset: int) -> OpenedSource:
+            if self.has_parts and self.size is not None:
+                return self._open_within(0, min(count, self.size), offset)
+            opened = self._store.open(offset) if offset else self._store.open_first(count)
+            if offset or opened.size is None or opened.stop in (None, opened.size):
+                return opened
+            self.size, self.version, self.has_parts = opened.size, opened.version, True
+            return opened._replace(size=min(count, opened.size))
+
+        return ResumingStream(self._remote, open_at).open()
+
+    def part(self, start: int, end: int) -> ResumingStream:
         """Return a stream of the bytes from ``start`` up to ``end``, or to the end of the file if that is -1.
 
         Raises:
             ChangedShardError: the file has changed since it was opened or ends before ``start``.
             ShardOpenError: it cannot be opened.
         """
-        return cast(BinaryIO, run_steps(self.part_steps(start, end)))
-
-    def part_steps(self, start: int, end: int) -> Steps[ResumingStream]:
-        """Open a stream as `part` does."""
         stop = self.size if end < 0 else end
+        return ResumingStream(self._remote, partial(self._open_within, start, stop), start).open()
 
-        def open_at(offset: int) -> Steps[OpenedSource]:
-            opened = yield from self._open_at(start + offset, stop)
-            # If the store does not report the size of the file, the range may be shorter.
-            size = None if stop is None or opened.size is None else stop - start
-            return opened._replace(start=offset, size=size, stop=None if opened.stop is None else opened.stop - start)
+    def _open_within(self, start: int, stop: int | None, offset: int) -> OpenedSource:
+        """Open a part at an offset in it."""
+        opened = self._open_at(start + offset, stop)
+        # If the store does not report the size of the file, the range may be shorter.
+        size = None if stop is None or opened.size is None else stop - start
+        return opened._replace(start=offset, size=size, stop=None if opened.stop is None else opened.stop - start)
 
-        return (yield from ResumingStream(self._remote, open_at, f" at byte {start}").open_steps())
-
-    def _open_at(self, start: int, end: int | None) -> Steps[OpenedSource]:
+    def _open_at(self, start: int, end: int | None) -> OpenedSource:
         """Open the version of the file that was opened first, at an offset.
 
         Raises:
@@ -122,14 +146,16 @@ class RemoteFile:
         """
         if end is not None and start >= end:
             raise self._shorter_error(start)
+        begin = time.perf_counter()
         try:
-            opened = yield from self._store.open_steps(start, end)
+            opened = self._store.open(start, end)
+            note_answer(self._remote.store, time.perf_counter() - begin)
             with ExitStack() as stack:
                 stack.callback(opened.file.close)
                 self._compare(opened, start)
                 stack.pop_all()
         except UnexpectedResponseError as error:
-            raise_alone(self._unexpected_error(str(error)))
+            raise_alone(self._unexpected_error(start, str(error)))
         except Exception as error:
             if status_of(error) == 416:
                 raise_alone(self._shorter_error(start))
@@ -155,20 +181,20 @@ class RemoteFile:
     def _probe(self) -> bool:
         """Read the first bytes; return whether the store sends ranges of the file."""
         try:
-            opened = run_steps(self._open_at(0, HEAD_BYTES))
+            opened = self._open_at(0, HEAD_BYTES)
         except (ShardOpenError, ChangedShardError):  # it can only be read as a whole, or is empty
             return False
         with closing(opened.file):
             head = bytearray(HEAD_BYTES)
-            self.head = bytes(head[: run_steps(fill(opened.file, memoryview(head)))])
+            self.head = bytes(head[: fill(opened.file, memoryview(head))])
         return True
 
-    def _unexpected_error(self, found: str) -> ShardError:
+    def _unexpected_error(self, start: int, found: str) -> ShardError:
         if self.version is None:
             return ShardOpenError(f"{self._remote.name} can only be read sequentially: {found}")
         return ChangedShardError(
-            f"{self._remote.name} was replaced while it was read: {found}. Restore the previous version, and "
-            "then resume from the state or read the shard again"
+            f"{self._remote.name} was replaced while it was read: at byte {start}, {found}. Restore the previous "
+            "version, and then resume from the state or read the shard again"
         )
 
     def _shorter_error(self, begin: int) -> ChangedShardError:
@@ -189,10 +215,13 @@ def open_remote(url: str, /, **options: Any) -> BinaryIO:
         ShardOpenError: the file cannot be opened.
     """
     remote = RemotePath(url, **options)
-    return cast(BinaryIO, run_steps(ResumingStream(remote, _store_of(remote).open_steps).open_steps()))
+    return cast(BinaryIO, ResumingStream(remote, _store_of(remote).open).open())
 
 
 def _store_of(remote: RemotePath, *, keep_open: bool = False) -> Store:
+    from wds_datapipes.io.remote.http import HttpStore  # imports urllib3
+    from wds_datapipes.io.remote.signing import signer_of  # the same
+
     if remote.file_system.is_web:
         return HttpStore(remote)
     signer = signer_of(remote)
@@ -310,8 +339,8 @@ class RangeReader(RawStream):
         self._next_bytes = min(self._next_bytes * 2, MAX_BYTES) if is_sequential else FIRST_BYTES
         end = min(max(begin + self._next_bytes, self._position + count), self._size)
         data = memoryview(bytearray(end - begin))
-        with run_steps(self._file.part_steps(begin, end)) as stream:
-            count = run_steps(fill(stream, data))
+        with self._file.part(begin, end) as stream:
+            count = fill(stream, data)
         if count != end - begin:
             raise ShardReadError(
                 f"The store sent {count} of the requested bytes {begin} to {end} of {redact(self._url)}. The file may "

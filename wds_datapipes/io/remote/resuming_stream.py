@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
 from wds_datapipes.errors import ChangedShardError, ShardError, ShardReadError
 from wds_datapipes.io.daemon_threads import TooSlowError
-from wds_datapipes.io.file_systems import ETAGS
-from wds_datapipes.io.remote.request_steps import Steps, run_steps
 from wds_datapipes.io.remote.retry import concerns_all, was_replaced
+from wds_datapipes.io.remote.source import STALLED_BYTES_PER_S, OpenedSource, RawReader
 from wds_datapipes.io.streams import RawStream
 from wds_datapipes.redaction.storage_options import raise_alone
 
@@ -24,89 +22,6 @@ if TYPE_CHECKING:
 
 #: The maximum number of bytes skipped at once when a store sends a file again.
 SKIP_BYTES = 256 << 10
-#: A connection that delivers fewer bytes per second than this has stalled; a new one is opened in its place.
-STALLED_BYTES_PER_S = 1 << 10
-
-
-#: The form of a strong ETag; ``w/"1"``, ``1`` and ``""`` guarantee nothing.
-STRONG_ETAG = re.compile(r'"[\x21\x23-\x7e\x80-\xff]+"')
-
-
-class RawReader(Protocol):
-    """An open remote file that reads into a buffer without an intermediate copy."""
-
-    def read_steps(self, view: memoryview) -> Steps[int]:
-        """Read the available bytes, at most ``len(view)``; 0 at the end."""
-
-    def abort(self) -> None:
-        """Abort a read in another thread, which then closes the file."""
-
-    def close(self) -> object:
-        """Close the file."""
-
-
-class MonitoredFile:
-    """A remote file that counts its bytes and drops a stalled connection.
-
-    Only the time spent waiting for a store counts, not the time between requests.
-
-    Args:
-        file: the file.
-        remote: its path, with the counters and the time after which a slow connection has stalled.
-    """
-
-    def __init__(self, file: RawReader, remote: RemotePath) -> None:
-        self._file, self._remote = file, remote
-        self._bytes, self._waited_s = 0, 0.0
-
-    def read_steps(self, view: memoryview) -> Steps[int]:
-        """Read the available bytes, at most ``len(view)``; 0 at the end.
-
-        Raises:
-            TooSlowError: the connection has stalled.
-        """
-        clock = self._remote.retry.clock
-        begin = clock()
-        count = yield from self._file.read_steps(view)
-        waited_s = clock() - begin
-        self._remote.counters.count(f"fetched_bytes/{self._remote.store}", count)
-        self._remote.counters.count(f"fetching_s/{self._remote.store}", waited_s)
-        self._bytes += count
-        self._waited_s += waited_s
-        if self._waited_s >= self._remote.timeouts.stalled_s:
-            found, found_s = self._bytes, self._waited_s
-            self._bytes, self._waited_s = 0, 0.0
-            if found < STALLED_BYTES_PER_S * found_s and count:  # waiting for the end of the file does not count
-                raise TooSlowError(f"received only {found} bytes in {found_s:.1f} s")
-        return count
-
-    def abort(self) -> None:
-        """End a read in another thread."""
-        self._file.abort()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-
-class OpenedSource(NamedTuple):
-    """A remote file that was opened at an offset."""
-
-    file: RawReader
-    #: The offset of its first byte; less than the requested offset if the store sends the whole file again.
-    start: int
-    #: The size of the whole file, if the store reports it.
-    size: int | None
-    #: Identifies this version of the file; empty if the store reports neither ETag nor date.
-    version: tuple[str, ...]
-    #: The ETag, as in the index of a shard.
-    etag: str | None = None
-    #: Whether two files with this version have the same bytes, unlike with a weak ETag or a date.
-    is_strong: bool = False
-    #: The offset at which the response ends, if the store sends only part of the requested range.
-    stop: int | None = None
-    #: Whether the store can open the file at any offset.
-    can_seek: bool = False
 
 
 class ResumingStream(RawStream):
@@ -118,45 +33,43 @@ class ResumingStream(RawStream):
     Args:
         remote: the path of the file, with the retry policy.
         open_at: opens the file at an offset, or at its beginning, any number of times; it may raise any error.
-        where: the place in the file, for the error if it cannot be opened.
+        start: the offset of the first byte in the file, for errors.
     """
 
-    def __init__(self, remote: RemotePath, open_at: Callable[[int], Steps[OpenedSource]], where: str = "") -> None:
-        self._remote, self._open_at, self._where = remote, open_at, where
+    def __init__(self, remote: RemotePath, open_at: Callable[[int], OpenedSource], start: int = 0) -> None:
+        self._remote, self._open_at, self._start = remote, open_at, start
         self._name, self._retry = remote.name, remote.retry
         self._position = 0
         self._file: RawReader | None = None
         #: Of the parts in which the store sends the file: the bytes, and the time spent waiting for them.
         self._part_bytes, self._part_s = 0, 0.0
 
-    def open_steps(self) -> Steps[ResumingStream]:
+    def open(self) -> ResumingStream:
         """Open the file and return the stream.
 
         Raises:
             ShardOpenError: it cannot be opened.
         """
         since = self._retry.clock()
-        with self._remote.replace_errors(lambda error: self._remote.open_error(error, self._where)):
+        with self._remote.replace_errors(
+            lambda error: self._remote.open_error(error, f" at byte {self._start}" if self._start else "")
+        ):
             while self._file is None:
                 try:
-                    self._begin((yield from self._open_at(0)))
+                    self._begin(self._open_at(0))
                 except Exception as error:  # noqa: PERF203  the loop is for retries
-                    yield None
                     if not self._retry.wait(error, f"{self._name} cannot be opened", since):
                         raise
         return self
 
     def readinto(self, buffer: Buffer, /) -> int:
         """Read the available bytes, at most ``len(buffer)``; 0 at the end."""
-        return run_steps(self.read_steps(memoryview(buffer).cast("B")))
-
-    def read_steps(self, view: memoryview) -> Steps[int]:
-        """Read the available bytes, at most ``len(view)``; 0 at the end."""
+        view = memoryview(buffer).cast("B")
         self._heard_at, is_next_part = self._retry.clock(), False
         while True:
             try:
-                file = self._file or (yield from self._reopen())
-                count = yield from file.read_steps(view)
+                file = self._file or self._reopen()
+                count = file.readinto(view)
                 if not count and self._opened_at < self._position == self._stop and self._position != self.size:
                     self._release()  # the store sends the file in parts
                     is_next_part = True
@@ -165,7 +78,7 @@ class ResumingStream(RawStream):
                     raise EOFError(f"received {self._position} of {self.size} bytes")
                 if self.size is not None and self._position + count > self.size:
                     raise ShardReadError(
-                        f"Reading {self._name} failed after {self._position} bytes: the store sends more than the "
+                        f"Reading {self._name} failed {self._place}: the store sends more than the "
                         f"{self.size} bytes that it reported as the size"
                     )
                 break
@@ -173,7 +86,6 @@ class ResumingStream(RawStream):
                 raise
             except Exception as error:  # noqa: BLE001  every network library has its own errors
                 self._release()
-                yield None
                 self._wait_or_raise(error)
         self._position += count
         if self._digest is not None:
@@ -205,9 +117,9 @@ class ResumingStream(RawStream):
         self.size, self._version, self.etag = opened.size, opened.version, opened.etag
         self._digest = None if opened.is_strong else hashlib.blake2b()
 
-    def _reopen(self) -> Steps[RawReader]:
+    def _reopen(self) -> RawReader:
         """Return the file, opened at the next byte."""
-        opened = yield from self._open_at(self._position if self._digest is None else 0)
+        opened = self._open_at(self._position if self._digest is None else 0)
         if not self._position:  # nothing was read yet, so any version is acceptable
             self._begin(opened)
             return opened.file
@@ -217,18 +129,18 @@ class ResumingStream(RawStream):
             raise self._changed()
         if opened.start > self._position:
             raise ShardReadError(
-                f"Reading {self._name} failed after {self._position} bytes: the store sent the bytes from "
+                f"Reading {self._name} failed {self._place}: the store sent the bytes from "
                 f"{opened.start} on instead of the next ones"
             )
-        yield from self._skip_bytes(opened.file, self._position - opened.start)
+        self._skip_bytes(opened.file, self._position - opened.start)
         return opened.file
 
-    def _skip_bytes(self, file: RawReader, count: int) -> Steps[None]:
+    def _skip_bytes(self, file: RawReader, count: int) -> None:
         """Skip bytes already read and compare them unless the version proves that they are the same."""
         scratch = memoryview(bytearray(min(count, SKIP_BYTES)))
         digest = hashlib.blake2b()
         while count > 0:
-            skipped = yield from file.read_steps(scratch[:count])
+            skipped = file.readinto(scratch[:count])
             if not skipped:
                 raise EOFError("the file ended before the next byte")
             if self._digest is not None:
@@ -242,14 +154,10 @@ class ResumingStream(RawStream):
         """Wait before the next attempt, or raise the error if there is none."""
         if was_replaced(error):
             raise_alone(self._changed())
-        if self._retry.wait(
-            error, f"Reading {self._name} was interrupted after {self._position} bytes", self._heard_at
-        ):
+        if self._retry.wait(error, f"Reading {self._name} was interrupted {self._place}", self._heard_at):
             return
         failed = ShardReadError(
-            f"Reading {self._name} failed after {self._position} bytes: ",
-            self._remote.reason(error),
-            self._retry.attempts_text(),
+            f"Reading {self._name} failed {self._place}: ", self._remote.reason(error), self._retry.attempts_text()
         )
         failed.concerns_all = concerns_all(error)
         try:
@@ -257,9 +165,14 @@ class ResumingStream(RawStream):
         finally:
             del failed  # breaks the reference cycle between the error and this frame
 
+    @property
+    def _place(self) -> str:
+        """Where the next byte is in the file."""
+        return f"at byte {self._start + self._position}" if self._start else f"after {self._position} bytes"
+
     def _changed(self) -> ChangedShardError:
         return ChangedShardError(
-            f"{self._name} was replaced while it was read: after {self._position} bytes its ETag, date, size or "
+            f"{self._name} was replaced while it was read: {self._place} its ETag, date, size or "
             f"content changed. The samples so far are from the previous version. Read the shard again from its start"
         )
 
@@ -271,25 +184,9 @@ class ResumingStream(RawStream):
                 file.close()
 
 
-def fill(file: RawReader | ResumingStream, view: memoryview) -> Steps[int]:
+def fill(file: RawReader | ResumingStream, view: memoryview) -> int:
     """Read into a buffer until it is full or the file ends; return the number of bytes."""
     filled = 0
-    while filled < len(view) and (count := (yield from file.read_steps(view[filled:]))):
+    while filled < len(view) and (count := file.readinto(view[filled:])):
         filled += count
     return filled
-
-
-def version_of(*facts: Any) -> tuple[str, ...]:
-    """Return the facts that identify a version of a file."""
-    return tuple(str(fact) for fact in facts if fact is not None)
-
-
-def etag_of(facts: Mapping[str, Any]) -> str | None:
-    """Return the ETag of a file, without quotes, from the metadata that an fsspec file system or a server reports."""
-    etag = next((facts[name] for name in ETAGS if facts.get(name)), None)
-    return str(etag).strip('"') or None if etag else None
-
-
-def is_strong_etag(etag: str | None) -> bool:
-    """Whether the ETag of a response guarantees that files have the same bytes (RFC 9110, section 8.8)."""
-    return etag is not None and STRONG_ETAG.fullmatch(etag) is not None

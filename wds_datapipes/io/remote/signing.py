@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, TypeAlias
 from wds_datapipes.io.daemon_threads import start_call, wait_for
 from wds_datapipes.io.remote.filesystem import RemotePath
 from wds_datapipes.io.remote.http import HttpClient
-from wds_datapipes.io.remote.request_steps import Steps
 
 #: The version of Azure's interface, and the scope of its tokens.
 AZURE_VERSION, AZURE_SCOPE = "2021-08-06", "https://storage.azure.com/.default"
@@ -80,15 +79,13 @@ class RequestSigner:
         self._signed: tuple[HttpClient, str] | None = None
         self._lock = threading.Lock()
 
-    def __call__(self) -> Steps[tuple[HttpClient, str]]:
+    def __call__(self) -> tuple[HttpClient, str]:
         """Return a client, and the URL to request from it.
 
         Raises:
             TooSlowError: new credentials take too long.
             Exception: any error of the store's library.
         """
-        if self._clock() >= self._until:
-            yield None
         with self._lock:
             if self._signed is None or self._clock() >= self._until:
                 # New credentials may come from a server.
@@ -113,4 +110,4 @@ def _names_in(options: Mapping[str, Any]) -> Iterator[str]:
     for name, value in options.items():
         yield name
         if isinstance(value, Mapping):
-            yield from value
+            yield from _names_in(value)
