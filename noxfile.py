@@ -72,7 +72,7 @@ REPORTED = {
     ],
     "reading": ["reading", "--sets", "SMALL", "IMG", "BIG"],
     "index": ["indexed", "--sets", "SMALL", "IMG", "BIG"],
-    "remote": ["remote"],
+    "remote": ["remote", "parts"],
     "decode": ["decoding"],
     "transport": ["delivery"],
     "write": ["writing"],

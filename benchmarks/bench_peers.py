@@ -4,7 +4,7 @@
     python benchmarks/bench_peers.py --only s3
 
 - **end_to_end**: batches of cropped images reach the training process, from the disk, web servers and S3.
-- **s3**: images are read from S3 without decoding them, near and far.
+- **s3**: images are read from S3 without decoding them, near and far (measures/images_in_s3.py).
 
 loaders/table.py is the table of all loaders. Those with dependencies of their own run in the environments of
 environments.py. Loaders that are not installed, or fail, are left out, and the output says so.
@@ -38,38 +38,24 @@ processes together (PSS); that of the workers is divided by their number.
 a stream, and by index in shuffled windows. webdataset reads through ``rclone cat``, and through curl from web
 addresses, as with presigned URLs, and Hugging Face datasets from these addresses. s3torchconnector reads objects for
 Python's ``tarfile``.
-
-The server runs on the same machine, and its processor time does not count. It counts requests, and responds immediately
-and at full speed, or after 20 or 100 ms with 90 MB/s per connection. Figures are those of a second pass of a process,
-so that imports do not count. The processor time includes that of commands.
 """
 
 from __future__ import annotations
 
 import itertools
-import tempfile
 from argparse import Namespace
-from functools import partial
-from pathlib import Path
 from typing import Any
 
-from harness.contest import in_turn
 from harness.crops import BATCH
 from harness.datasets import PHOTOGRAPHS
 from harness.questions import Question, answer, options
-from harness.store import BUCKET, distant_s3
 from loaders.peers import read_pairs
-from loaders.process import LoaderError, Reading, converted, read_images
 from loaders.table import LOADERS, OURS, REFERENCE, S3_REFERENCE
-from loaders.tar import Source
 from measures.end_to_end import PRESIGNED, S3, SERVERS, compare
-
-from wds_datapipes.index import build_indexes
+from measures.images_in_s3 import compare_readers, readers_of
 
 #: The number of batches that a measurement needs, unless its figures do not matter.
 LEAST_BATCHES = 8
-#: The latency in seconds, and the bandwidth of a connection in bytes per second; AWS gives 85 to 90 MB/s.
-S3_SERVERS = {"at once": (0.0, 1e12), "20 ms": (0.02, 9e7), "100 ms": (0.1, 9e7)}
 #: The shards of images in S3.
 S3_SHARDS = PHOTOGRAPHS["IMG"]._replace(name="S3", shards=4, samples=192)
 
@@ -96,57 +82,9 @@ def end_to_end(arguments: Namespace) -> list[dict[str, Any]]:
     return list(itertools.chain.from_iterable(found))
 
 
-def read_the_same(name: str, source: Source, work: set[tuple[int, int]]) -> Reading:
-    """Read the images from S3; the first reading adds their number and bytes to ``work``, which others must equal."""
-    run = read_images(name, source)
-    if {(run.images, run.bytes)} != (work or {(run.images, run.bytes)}):
-        raise LoaderError(f"it read {run.images} images of {run.bytes} bytes")
-    work.add((run.images, run.bytes))
-    return run
-
-
 def s3(arguments: Namespace) -> list[dict[str, Any]]:
     """Compare reading images from each server."""
-    shards = S3_SHARDS.write(arguments.data, arguments.scale)
-    names = selected(arguments, S3_REFERENCE, "images")
-    copies, lacking = converted(names, shards, arguments.data)
-    names = [name for name in names if name not in lacking]
-    servers = list(S3_SERVERS)[: 1 if arguments.quick else None]
-    files = [Path(path).name for path in shards]
-    found = []
-    with tempfile.TemporaryDirectory() as indexes:
-        # Indexes are named by shards, and shards by addresses, which are the same for all servers.
-        build_indexes(shards, index_dir=indexes)
-        for server in servers:
-            with distant_s3([*shards, *copies.values()], *S3_SERVERS[server]) as address:
-                in_s3 = f"s3://{BUCKET}/"
-                sources = {
-                    name: Source(
-                        [in_s3 + file for file in files],
-                        [f"{address}/{BUCKET}/{file}" for file in files],
-                        indexes,
-                        in_s3 + Path(copies[name]).name if name in copies else "",
-                    )
-                    for name in names
-                }
-                work: set[tuple[int, int]] = set()
-                measures = {name: partial(read_the_same, name, source, work) for name, source in sources.items()}
-                runs, left_out = in_turn(
-                    server,
-                    measures,
-                    arguments.rounds,
-                    errors=LoaderError,
-                    required=[name for name in names if name == S3_REFERENCE or name.startswith(OURS)],
-                )
-            found.append(
-                {
-                    "server": server,
-                    "reference": S3_REFERENCE,
-                    "runs": {name: [run._asdict() for run in some] for name, some in runs.items()},
-                    "left_out": left_out | lacking,
-                }
-            )
-    return found
+    return compare_readers(readers_of(selected(arguments, S3_REFERENCE, "images")), S3_REFERENCE, S3_SHARDS, arguments)
 
 
 def main() -> None:

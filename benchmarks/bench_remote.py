@@ -4,7 +4,7 @@
 
 - **remote**: shards from a web server, as streams and by their indexes, by ours and webdataset.
 - **stores**: S3, in whole shards and in ranges, by ours, s3fs and obstore (measures/s3_clients.py).
-- **http**: a web server, in ranges and whole shards, by our client for HTTP and urllib3 (measures/http_clients.py).
+- **parts**: samples from S3, by the bytes that are read ahead, and by other loaders (measures/parts.py).
 
 **remote**: The server runs on the same machine. It responds at once and at full speed ("near"), or after 10 or 100 ms
 with 100 MB/s per connection. Shards of 10 MB are read and grouped into samples, or also decoded, as a worker does in
@@ -36,7 +36,7 @@ from harness.contest import Contender, Contest
 from harness.datasets import SETS, DataSet, Fields
 from harness.questions import Question, answer, options
 from harness.store import store
-from measures.http_clients import http
+from measures.parts import parts
 from measures.s3_clients import stores
 from PIL import Image
 from webdataset.tariterators import tarfile_to_samples
@@ -208,4 +208,4 @@ def remote(arguments: Namespace) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    answer(options(__doc__), Question("remote", remote, 7), Question("stores", stores, 5), Question("http", http, 15))
+    answer(options(__doc__), Question("remote", remote, 7), Question("stores", stores, 5), Question("parts", parts, 3))

@@ -32,7 +32,7 @@ SECTIONS: dict[str, Callable[[Any], Section]] = {
     "memory": sections.section_of_memory,
     "indexed": sections.section_of_indexes,
     "remote": sections.section_of_contests,
-    "http": sections.section_of_contests,
+    "parts": loader_sections.section_of_parts,
     "stores": sections.section_of_contests,
     "s3": loader_sections.section_of_s3,
     "decoding": sections.section_of_contests,

@@ -12,7 +12,14 @@ from harness.crops import SIZE
 from harness.plots import Bar, bar_of
 from harness.sections import Section, rounded, table, times
 
-__all__ = ["section_of_deliveries", "section_of_gpu", "section_of_loaders", "section_of_s3", "section_of_training"]
+__all__ = [
+    "section_of_deliveries",
+    "section_of_gpu",
+    "section_of_loaders",
+    "section_of_parts",
+    "section_of_s3",
+    "section_of_training",
+]
 
 #: A loader that is at least this much faster is mentioned.
 AHEAD = 1.05
@@ -183,6 +190,8 @@ def section_of_s3(contests: Any) -> Section:
         "CPU s/GB": lambda run: 1e9 * run["cpu_s"] / run["bytes"],
         "requests": lambda run: run["requests"],
     }
+    if all("connections" in run for facts in contests for runs in facts["runs"].values() for run in runs):
+        figures["connections"] = lambda run: run["connections"]
     names = list(dict.fromkeys(name for facts in contests for name in facts["runs"]))
     rows, panels = [], {}
     for name in names:
@@ -208,6 +217,28 @@ def section_of_s3(contests: Any) -> Section:
         }
     texts = [table(["loader", *headings], rows), *(f"Left out: {name}: `{why}`" for name, why in left_out.items())]
     return Section("\n\n".join(texts), panels)
+
+
+def section_of_parts(facts: Any) -> Section:
+    """Return the table of the loaders, and one for each server of the sizes and numbers of parts."""
+    section = section_of_s3(facts["servers"])
+    texts = [section.text]
+    for swept in facts["sweep"]:
+        cells = [name.split(", ") for name in swept["runs"]]
+        sizes, counts = dict.fromkeys(size for size, _ in cells), dict.fromkeys(count for _, count in cells)
+        rows = [
+            [size, *(_rate_and_cost(swept["runs"].get(f"{size}, {count}", [])) for count in counts)] for size in sizes
+        ]
+        text = f"MB/s (CPU s/GB) with a latency of {swept['server']}, by the size of parts and their number:"
+        texts += [text, table(["size", *counts], rows)]
+    return Section("\n\n".join(texts), section.panels)
+
+
+def _rate_and_cost(runs: Sequence[Mapping[str, float]]) -> str:
+    if not runs:
+        return ""
+    rate = statistics.median(run["bytes"] / run["s"] / 1e6 for run in runs)
+    return f"{rounded(rate)} ({statistics.median(1e9 * run['cpu_s'] / run['bytes'] for run in runs):.1f})"
 
 
 def section_of_training(facts: Any) -> Section:

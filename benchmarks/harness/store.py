@@ -22,10 +22,11 @@ import time
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import parse_qs, unquote
 from urllib.request import urlopen
 
-__all__ = ["BUCKET", "distant_s3", "presign", "request_count", "s3_store", "store"]
+__all__ = ["BUCKET", "RequestCounts", "count_requests", "distant_s3", "presign", "s3_store", "store"]
 
 #: The bucket that `s3_store` serves.
 BUCKET = "shards"
@@ -33,7 +34,7 @@ BUCKET = "shards"
 CREDENTIALS = "benchmark", "benchmark-secret"
 REGION = "us-east-1"
 
-#: The path that returns the number of requests.
+#: The path that returns how many requests there were.
 COUNT = "/number-of-requests"
 
 #: The number of bytes sent at a time, small enough for an even rate.
@@ -56,7 +57,7 @@ class Store:
 
     def __init__(self, folder: Path, latency_s: float, bytes_per_s: float) -> None:
         self._folder, self._latency_s, self._bytes_per_s = folder, latency_s, bytes_per_s
-        self._requests = 0
+        self._requests = self._answering = self._most_at_once = 0
 
     async def serve(self) -> None:
         """Print the port, and serve until the process is killed."""
@@ -85,9 +86,18 @@ class Store:
     async def _answer(self, connection: socket.socket, request: str) -> None:
         method, target, _ = request.split(" ", 2)
         if target == COUNT:
-            await _send_head(connection, f"200 {self._requests}", 0)
+            await _send_head(connection, f"200 {self._requests} {self._most_at_once}", 0)
+            self._most_at_once = 0
             return
         self._requests += 1
+        self._answering += 1
+        self._most_at_once = max(self._most_at_once, self._answering)
+        try:
+            await self._answer_client(connection, method, target, request)
+        finally:
+            self._answering -= 1
+
+    async def _answer_client(self, connection: socket.socket, method: str, target: str, request: str) -> None:
         await asyncio.sleep(self._latency_s)
         name, _, query = target.partition("?")
         path = f"{self._folder}/{unquote(name).strip('/')}"
@@ -170,10 +180,17 @@ def store(folder: Path, latency_s: float, bytes_per_s: float) -> Iterator[str]:
             process.kill()
 
 
-def request_count(address: str) -> int:
-    """Return how many requests a `store` has received."""
+class RequestCounts(NamedTuple):
+    """How many requests a `store` has received, and how many connections it answered at the same time."""
+
+    requests: int
+    at_once: int
+
+
+def count_requests(address: str) -> RequestCounts:
+    """Return the number of requests to a `store`, and the most that it answered at once since the last count."""
     with urlopen(address + COUNT) as response:
-        return int(response.reason)
+        return RequestCounts(*map(int, response.reason.split()))
 
 
 @contextlib.contextmanager

@@ -139,10 +139,13 @@ def decoded_by_dali(urls: list[str], workers: int, batch: int, device: torch.dev
 
 
 def streamed_images(source: Source) -> Iterator[bytes]:
-    return (sample["jpg"] for sample in ShardList(source.urls).load_wds_shards().group_samples())
+    ahead = {} if source.read_ahead is None else {"read_ahead": source.read_ahead}
+    return (sample["jpg"] for sample in ShardList(source.urls).load_wds_shards(**ahead).group_samples())
 
 
 def indexed_images(source: Source) -> Iterator[bytes]:
     """Yield images in shuffled windows."""
     manifest = Manifest(build_indexes(source.urls, index_dir=source.indexes))
-    return (sample["jpg"] for sample in IndexedSamples(manifest, access=AccessOptions(index_dir=source.indexes)))
+    ahead: dict[str, Any] = {} if source.read_ahead is None else {"read_ahead": source.read_ahead}
+    access = AccessOptions(index_dir=source.indexes, **ahead)
+    return (sample["jpg"] for sample in IndexedSamples(manifest, access=access))

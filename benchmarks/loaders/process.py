@@ -23,7 +23,7 @@ import numpy as np
 from environments import environment_variables, python_of
 from harness.crops import BATCH, SIZE
 from harness.processes import TICKS_PER_S, cpu_seconds, descendants, memory
-from harness.store import request_count
+from harness.store import count_requests
 
 from loaders.table import LOADERS
 from loaders.tar import Source
@@ -65,6 +65,7 @@ class Reading(NamedTuple):
         s: the time in seconds.
         cpu_s: the CPU time in seconds, with that of commands.
         requests: the requests of a pass.
+        connections: the largest number of connections in use at the same time.
     """
 
     images: int
@@ -72,6 +73,7 @@ class Reading(NamedTuple):
     s: float
     cpu_s: float
     requests: float
+    connections: int
 
 
 class LoaderError(Exception):
@@ -218,12 +220,13 @@ def _read_images(name: str, source: Any) -> Reading:
         pass
     address = os.environ["AWS_ENDPOINT_URL"]
     images = size = 0
-    before, begin, cpu = request_count(address), time.perf_counter(), cpu_seconds()
+    before, begin, cpu = count_requests(address), time.perf_counter(), cpu_seconds()
     for _ in range(PASSES):
         for image in read(Source(*source)):
             images, size = images + 1, size + len(image)
     elapsed, spent = time.perf_counter() - begin, cpu_seconds() - cpu
-    return Reading(images, size, elapsed, spent, (request_count(address) - before) / PASSES)
+    after = count_requests(address)
+    return Reading(images, size, elapsed, spent, (after.requests - before.requests) / PASSES, after.at_once)
 
 
 def _convert(name: str, urls: list[str], target: str) -> None:

@@ -88,6 +88,7 @@ STREAMING = Package("mosaicml-streaming", ("streaming",), "streaming")
 SPDL = Package("spdl_io", ("spdl.io", "spdl.pipeline"), "spdl")
 DALI = Package("nvidia-dali-cuda120", ("nvidia.dali.plugin.pytorch",), "dali")
 S3TORCHCONNECTOR = Package("s3torchconnector", ("s3torchconnector",), "s3torchconnector")
+OBSTORE = Package("obstore", ("obstore",), "obstore")
 
 LOADERS = {
     OURS: Loader(
@@ -123,6 +124,7 @@ LOADERS = {
     "DALI": Loader(DALI, peers.dali, has_same_boxes=False, reads_s3=True),
     "DALI, crop while decoding": Loader(DALI, peers.dali_fused, has_same_boxes=False, reads_s3=True),
     "s3torchconnector": Loader(S3TORCHCONNECTOR, images=tar.s3torchconnector_images),
+    "obstore": Loader(OBSTORE, images=tar.obstore_images),
     "ours, torchvision decodes on the GPU": Loader(
         WDS_DATAPIPES, on_gpu=ours("decoded_by_torchvision"), gpu_workers=(1, 2)
     ),

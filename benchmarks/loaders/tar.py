@@ -1,4 +1,4 @@
-"""The loaders of other packages that read shards in Python: webdataset, torchdata, Hugging Face and s3torchconnector.
+"""The loaders of other packages that read shards in Python: webdataset, torchdata, Hugging Face and clients of S3.
 
 They keep the contract of table.py. Packages are imported on use, since each loader runs in a process, and some in an
 environment, of its own.
@@ -11,7 +11,9 @@ import os
 import re
 import tarfile
 from collections.abc import Iterable, Iterator
+from types import SimpleNamespace
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import torch
 from harness.crops import BATCH, PASSES, Batch, crop_pair, random_resized_crop
@@ -24,6 +26,7 @@ __all__ = [
     "hugging_face_images",
     "images_through_curl",
     "images_through_rclone",
+    "obstore_images",
     "s3torchconnector_images",
     "torchdata",
     "torchdata_images",
@@ -33,12 +36,21 @@ __all__ = [
 
 
 class Source(NamedTuple):
-    """What is in S3: the URLs of shards, their web addresses, the folder of their indexes, and the URL of a copy."""
+    """What is in S3, and how to read it.
+
+    Attributes:
+        urls: the URLs of shards.
+        addresses: their web addresses.
+        indexes: the folder of their indexes.
+        copy: the URL of a copy in the format of a loader.
+        read_ahead: the number of bytes to read ahead, if it is not the default.
+    """
 
     urls: list[str]
     addresses: list[str]
     indexes: str
     copy: str
+    read_ahead: int | None = None
 
 
 def webdataset(urls: list[str], workers: int) -> Iterable[Batch]:
@@ -145,8 +157,23 @@ def s3torchconnector_images(source: Source) -> Iterator[bytes]:
         s3client_config=S3ClientConfig(force_path_style=True),
     )
     for reader in objects:
-        with tarfile.open(fileobj=reader, mode="r|") as archive:
-            for member in archive:
-                data = archive.extractfile(member).read()  # type: ignore[union-attr]  # all members are files
-                if member.name.endswith(".jpg"):
-                    yield data
+        yield from _images_in_tar(reader)
+
+
+def obstore_images(source: Source) -> Iterator[bytes]:
+    """Yield images from the streams of obstore, in a process that has not forked."""
+    from obstore.store import S3Store  # type: ignore[import-not-found]  # it may not be installed
+
+    place = urlsplit(source.urls[0])
+    bucket = S3Store(place.netloc, endpoint=os.environ["AWS_ENDPOINT_URL"], client_options={"allow_http": True})
+    for url in source.urls:
+        chunks = iter(bucket.get(urlsplit(url).path.lstrip("/")).stream(min_chunk_size=1 << 20))
+        yield from _images_in_tar(SimpleNamespace(read=lambda _size, chunks=chunks: bytes(next(chunks, b""))))
+
+
+def _images_in_tar(stream: Any) -> Iterator[bytes]:
+    with tarfile.open(fileobj=stream, mode="r|") as archive:
+        for member in archive:
+            data = archive.extractfile(member).read()  # type: ignore[union-attr]  # all members are files
+            if member.name.endswith(".jpg"):
+                yield data

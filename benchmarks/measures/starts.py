@@ -14,7 +14,7 @@ import s3fs  # type: ignore[import-untyped]  # noqa: F401  before processes are 
 import torch
 import torch.distributed as dist
 from harness.processes import in_child, memory
-from harness.store import request_count, store
+from harness.store import count_requests, store
 from torch._C._distributed_c10d import TCPStore
 from torchdata.dataloader2 import DataLoader2
 
@@ -86,7 +86,7 @@ def start_rank(
     torch.set_num_threads(1)
     meeting = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     dist.init_process_group("gloo", store=meeting, rank=rank, world_size=ranks)
-    before = request_count(address)
+    before = count_requests(address).requests
     dist.barrier()
     begin = time.perf_counter()
     options = store_options(address)
@@ -108,7 +108,7 @@ def start_rank(
     loader = load()
     made_s = time.perf_counter() - begin
     dist.barrier()
-    requests = request_count(address) - before
+    requests = count_requests(address).requests - before
     dist.barrier()
     first_s = made_s + first_item_s(loader, time.perf_counter())
     dist.barrier()
