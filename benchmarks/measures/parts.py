@@ -29,8 +29,8 @@ from wds_datapipes import ShardList
 
 __all__ = ["parts"]
 
-#: Shards of 65 MB, which have several parts.
-SHARDS = PHOTOGRAPHS["IMG"]._replace(name="PARTS", shards=4, samples=768)
+#: Shards of 130 MB, which have many parts.
+SHARDS = PHOTOGRAPHS["IMG"]._replace(name="PARTS", shards=4, samples=1536)
 #: The limits of the bytes ahead in MiB; by index, there is always one.
 STREAM_AHEAD, INDEX_AHEAD = (0, 32, 64, 128), (32, 64, 128)
 #: The sizes of parts in MiB, and the numbers of parts, of the sweep.

@@ -46,9 +46,11 @@ class ShardLoader(ShardReadingStage[Member]):
             Reading resumes at the next byte if the store can verify that the file has not changed. 10 by default, with
             growing pauses of at most five minutes in total.
         read_ahead: the number of bytes of remote shards, including the next ones, that threads prefetch, so that the
-            end of a shard causes no wait; 32 MiB by default, at least 128 KiB, 0 to disable. URLs are taken from the
-            source in advance while all of them are remote. The open shards and the next one share this budget equally,
-            with at least 64 KiB each. Shards of a store that is as fast as a local disk are read without threads.
+            end of a shard causes no wait; 64 MiB by default, at least 128 KiB, 0 to disable. Shards of a distant store
+            come in parts of a thirty-second of this size, at least 1 and at most 8 MiB, over as many connections as the
+            reader needs. URLs are taken from the source in advance while all of them are remote. The open shards and
+            the next one share this budget equally, with at least 64 KiB each. Shards of a store that is as fast as a
+            local disk are read without threads.
         open_shards: the number of shards that are open at the same time. ``.group_samples()``, which must come directly
             after this stage, takes one sample from each in turn, so that a shuffle buffer mixes more shards. When a
             shard ends, the next one takes its place.

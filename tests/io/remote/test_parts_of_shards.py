@@ -1,0 +1,74 @@
+"""Parts of distant shards: their sizes, and which shards come in parts."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+from pathlib import Path
+from random import Random
+
+import pytest
+from site_server import Site
+
+from wds_datapipes import ShardList
+from wds_datapipes.io.remote import distance
+from wds_datapipes.testing import build_shard
+
+MIB = 1 << 20
+SAMPLES = 18
+
+
+@pytest.fixture(autouse=True)
+def shard(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a distant server send a shard of 9 MiB, and identify its version."""
+    monkeypatch.setattr(distance, "NEAR_S", -1.0)
+    random = Random(0)
+    samples: list[dict[str, str | bytes]] = [
+        {"__key__": f"{number:02d}", "bin": random.randbytes(MIB // 2)} for number in range(SAMPLES)
+    ]
+    site.body = Path(build_shard(tmp_path / "a.tar", samples)).read_bytes()
+    site.headers = {"ETag": '"one"'}
+
+
+def read(site: Site, read_ahead: int) -> list[str | None]:
+    """Read the shard twice; return the header with the range of each request of the second time."""
+    for _ in range(2):  # the first time shows what the server supports
+        site.asked.clear()
+        assert sum(1 for _ in ShardList(site.url()).load_wds_shards(read_ahead=read_ahead).group_samples()) == SAMPLES
+    return [headers.get("Range") for _, headers in site.asked]
+
+
+@pytest.mark.parametrize(("limit", "size"), [(16, 1), (32, 1), (64, 2), (128, 4), (256, 8), (512, 8)])
+def test_the_limit_of_bytes_ahead_determines_the_size_of_parts(site: Site, limit: int, size: int) -> None:
+    assert site.body is not None
+    ends = [*range(0, len(site.body), size * MIB), len(site.body)]
+    assert sorted(map(str, read(site, limit * MIB))) == sorted(
+        f"bytes={a}-{b - 1}" for a, b in itertools.pairwise(ends)
+    )
+
+
+@pytest.mark.parametrize("etag", ["", 'W/"one"'])
+def test_a_shard_without_a_strong_etag_comes_by_one_request(site: Site, etag: str) -> None:
+    site.headers = {"ETag": etag, "Last-Modified": "Sun, 06 Nov 1994 08:49:37 GMT"}
+    assert read(site, 64 * MIB) == [None]
+
+
+@pytest.mark.parametrize("limit", [0, MIB])
+def test_a_shard_with_little_room_comes_by_one_request(site: Site, limit: int) -> None:
+    assert read(site, limit) == [None]
+
+
+def test_a_compressed_shard_comes_in_parts(site: Site) -> None:
+    assert site.body is not None
+    site.body = gzip.compress(site.body, 1)
+    parts = read(site, 64 * MIB)
+    assert len(parts) == len(range(0, len(site.body), 2 * MIB)) > 1
+
+
+def test_a_copy_is_downloaded_in_parts_of_1_mib(site: Site, tmp_path: Path) -> None:
+    assert site.body is not None
+    copies = ShardList(site.url()).cache_wds_shards(tmp_path / "copies").load_wds_shards().group_samples()
+    assert sum(1 for _ in copies) == SAMPLES
+    asked = {headers["Range"] for _, headers in site.asked if "Range" in headers}
+    ends = [*range(0, len(site.body), MIB), len(site.body)]
+    assert asked == {f"bytes={begin}-{end - 1}" for begin, end in itertools.pairwise(ends)}
