@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from copy import copy
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -140,6 +141,12 @@ class RemotePath:
         except IndexError:
             self._connect()
             return self._unused.pop()
+
+    def of_part(self) -> RemotePath:
+        """Return this path for a part of the file, with retries of its own: an outage breaks all parts at once."""
+        path = copy(self)
+        path.retry = self.retry.renewed()
+        return path
 
     def call(self, attempt: Callable[[], T]) -> T:
         """Call ``attempt`` and return its result; retry after transient errors.

@@ -118,7 +118,7 @@ class RemoteFile:
             self.size, self.version, self.has_parts = opened.size, opened.version, True
             return opened._replace(size=min(count, opened.size))
 
-        return ResumingStream(self._remote, open_at).open()
+        return ResumingStream(self._remote.of_part(), open_at).open()
 
     def part(self, start: int, end: int) -> ResumingStream:
         """Return a stream of the bytes from ``start`` up to ``end``, or to the end of the file if that is -1.
@@ -128,7 +128,7 @@ class RemoteFile:
             ShardOpenError: it cannot be opened.
         """
         stop = self.size if end < 0 else end
-        return ResumingStream(self._remote, partial(self._open_within, start, stop), start).open()
+        return ResumingStream(self._remote.of_part(), partial(self._open_within, start, stop), start).open()
 
     def _open_within(self, start: int, stop: int | None, offset: int) -> OpenedSource:
         """Open a part at an offset in it."""

@@ -43,6 +43,7 @@ class ResumingStream(RawStream):
         self._file: RawReader | None = None
         #: Of the parts in which the store sends the file: the bytes, and the time spent waiting for them.
         self._part_bytes, self._part_s = 0, 0.0
+        self._is_abandoned = False
 
     def open(self) -> ResumingStream:
         """Open the file and return the stream.
@@ -107,6 +108,7 @@ class ResumingStream(RawStream):
 
     def abandon(self) -> None:
         """Abort a read in another thread, which may still wait for a response until its library times out."""
+        self._is_abandoned = True
         if (file := self._file) is not None:
             with suppress(Exception):
                 file.abort()
@@ -152,6 +154,8 @@ class ResumingStream(RawStream):
 
     def _wait_or_raise(self, error: Exception) -> None:
         """Wait before the next attempt, or raise the error if there is none."""
+        if self._is_abandoned:  # not a failure of the store
+            raise error
         if was_replaced(error):
             raise_alone(self._changed())
         if self._retry.wait(error, f"Reading {self._name} was interrupted {self._place}", self._heard_at):

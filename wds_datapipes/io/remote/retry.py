@@ -8,6 +8,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterable
+from copy import copy
 from email.utils import parsedate_to_datetime
 from ssl import SSLCertVerificationError
 from typing import TypeVar
@@ -77,12 +78,18 @@ class RetryPolicy:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._retries = retries
-        self._remaining_s = most_s
+        self._most_s = self._remaining_s = most_s
         self._pause = time.sleep if pause is None else pause
         self._silent_s = silent_s
         self._on_retry = on_retry
         self._retried = 0
         self.clock = clock
+
+    def renewed(self) -> RetryPolicy:
+        """Return the same policy with all of its retries."""
+        policy = copy(self)
+        policy._retried, policy._remaining_s = 0, self._most_s
+        return policy
 
     def wait(self, error: Exception, what: str, since: float) -> bool:
         """Wait before the next attempt; return False if there is none.
