@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 __all__ = ["Fault", "FaultProxy", "fault_proxy"]
 
@@ -55,6 +56,8 @@ class FaultProxy(http.server.ThreadingHTTPServer):
     Attributes:
         faults: the next faults; None means no fault, as do all requests after the last one.
         faults_from: faults apply only to requests for parts that begin at this byte or later.
+        faults_at: the next faults of the requests for parts that begin at a byte, in whichever order they arrive.
+        accepted: the number of connections.
         asked: the ``Range`` of each GET request, and its path.
         heads: the number of HEAD requests.
         part_bytes: the maximum size of a response to a request for a part, in bytes.
@@ -74,6 +77,8 @@ class FaultProxy(http.server.ThreadingHTTPServer):
         self.backend = backend
         self.faults: list[Fault | None] = []
         self.faults_from = 0
+        self.faults_at: dict[int, list[Fault | None]] = {}
+        self.accepted = 0
         self.asked: list[tuple[str, str | None]] = []
         self.heads = 0
         self.part_bytes = sys.maxsize
@@ -84,6 +89,10 @@ class FaultProxy(http.server.ThreadingHTTPServer):
         self._lock = threading.Lock()
         self.stalled = threading.Event()
         self.released = threading.Event()
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        self.accepted += 1
+        return super().get_request()
 
     @property
     def port(self) -> int:
@@ -122,10 +131,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.server.asked.append((self.path, self.headers.get("Range")))
         with self.server.waiting():
+            first = self._asked()[0]
             if self._is_unreadable():
                 self._pass_on(Fault(status=410))
+            elif faults := self.server.faults_at.get(first):
+                self._pass_on(faults.pop(0))
             else:
-                has_fault = self.server.faults and self._asked()[0] >= self.server.faults_from
+                has_fault = self.server.faults and first >= self.server.faults_from
                 self._pass_on(self.server.faults.pop(0) if has_fault else None)
 
     def _asked(self) -> tuple[int, int]:

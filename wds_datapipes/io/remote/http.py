@@ -21,6 +21,7 @@ from wds_datapipes.io.remote.http_connection import SIZE, has_connected
 from wds_datapipes.io.remote.http_request import Access, Answer, HttpStatusError, request
 from wds_datapipes.io.remote.retry import is_transient
 from wds_datapipes.io.remote.source import (
+    SHOWN,
     MonitoredFile,
     OpenedSource,
     UnexpectedResponseError,
@@ -40,8 +41,6 @@ CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19}|\*)"
 NO_RANGE = re.compile(r"bytes \*/([0-9]{1,19})")
 #: Content encodings that some servers apply even though the client accepts none; reading decompresses shards anyway.
 GZIP_CODINGS = {"gzip", "x-gzip"}
-#: The maximum number of characters of a header in error messages.
-SHOWN = 100
 
 
 def opened_by(response: Answer, requested: str | None) -> OpenedSource:

@@ -15,7 +15,7 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, TypeAlias, cast
 
-from wds_datapipes.errors import ChangedShardError, ShardError, ShardOpenError, ShardReadError
+from wds_datapipes.errors import ChangedShardError, ShardError, ShardOpenError, ShardReadError, plural
 from wds_datapipes.io.file_systems import TIMES
 from wds_datapipes.io.openers import local_path, open_local, open_parts
 from wds_datapipes.io.remote.distance import note_answer
@@ -23,7 +23,7 @@ from wds_datapipes.io.remote.filesystem import RemotePath
 from wds_datapipes.io.remote.fsspec_file import FsspecStore
 from wds_datapipes.io.remote.resuming_stream import ResumingStream, fill
 from wds_datapipes.io.remote.retry import status_of
-from wds_datapipes.io.remote.source import OpenedSource, UnexpectedResponseError, etag_of
+from wds_datapipes.io.remote.source import SHOWN, OpenedSource, UnexpectedResponseError, etag_of
 from wds_datapipes.io.streams import RawStream, move_bytes
 from wds_datapipes.io.urls import known_schemes, split_scheme
 from wds_datapipes.redaction import redact
@@ -152,7 +152,7 @@ class RemoteFile:
             note_answer(self._remote.store, time.perf_counter() - begin)
             with ExitStack() as stack:
                 stack.callback(opened.file.close)
-                self._compare(opened, start)
+                self._compare(opened, start, end)
                 stack.pop_all()
         except UnexpectedResponseError as error:
             raise_alone(self._unexpected_error(start, str(error)))
@@ -162,7 +162,7 @@ class RemoteFile:
             raise
         return opened
 
-    def _compare(self, opened: OpenedSource, start: int) -> None:
+    def _compare(self, opened: OpenedSource, start: int, end: int | None) -> None:
         """Compare a range with the version of the file, which the first range determines."""
         with self._lock:
             if self.version is None:
@@ -171,8 +171,13 @@ class RemoteFile:
                 if self._check is not None:
                     self._check(opened.size, opened.etag)
                 self.size, self.version = opened.size, opened.version
-        if opened.start != start or (opened.size, opened.version) != (self.size, self.version):
-            raise UnexpectedResponseError("its ETag, date or size differs, or the store sent a different range")
+        if opened.start != start:
+            raise UnexpectedResponseError(f"the store sent a different range, which begins at byte {opened.start}")
+        if not opened.can_seek and end not in (None, opened.size):
+            raise UnexpectedResponseError("the store sent the whole file instead of a range")
+        if (opened.size, opened.version) != (self.size, self.version):
+            found, wanted = _version_text(opened.size, opened.version), _version_text(self.size, self.version)
+            raise UnexpectedResponseError(f"its ETag, date or size differs: {found} instead of {wanted}")
 
     def close(self) -> None:
         """Close the file, but not its streams."""
@@ -202,6 +207,12 @@ class RemoteFile:
             f"{self._remote.name} ends before byte {begin}, where reading should continue. A state can only be loaded "
             "with the shards it was saved with, and an index belongs to the shard it was built from"
         )
+
+
+def _version_text(size: int | None, version: tuple[str, ...]) -> str:
+    """Return the version of a file for an error message."""
+    facts = [fact[:SHOWN] for fact in version] or ["no ETag or date"]
+    return ", ".join([*facts, "an unknown size" if size is None else plural(size, "byte")])
 
 
 def open_remote(url: str, /, **options: Any) -> BinaryIO:

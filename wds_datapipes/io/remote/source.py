@@ -12,6 +12,8 @@ from wds_datapipes.io.file_systems import ETAGS
 if TYPE_CHECKING:
     from wds_datapipes.io.remote.filesystem import RemotePath
 
+#: The maximum number of characters of a header in error messages.
+SHOWN = 100
 #: A connection that delivers fewer bytes per second than this has stalled; a new one is opened in its place.
 STALLED_BYTES_PER_S = 1 << 10
 
