@@ -100,8 +100,8 @@ class ShardPrefetcher(Iterable[T]):
 
     def close(self) -> None:
         """Stop prefetching all shards."""
-        while self._fetches:
-            self._fetches.popitem()[1].close()
+        for index in [*self._fetches]:
+            self._release(index)
 
     def open(self, index: int, path: str, /, **options: Any) -> BinaryIO:
         """Open a shard that was yielded, by its index in the source, as `open_url` does."""
@@ -124,9 +124,10 @@ class ShardPrefetcher(Iterable[T]):
 
     def _release(self, index: int) -> None:
         """Stop prefetching a shard."""
-        if (fetch := self._fetches.pop(index, None)) is not None:
+        if (fetch := self._fetches.get(index)) is not None:
             self._expect([fetch])
             fetch.close()
+            self._fetches.pop(index, None)  # only now: Ctrl-C before would leave its threads
 
     def _expect(self, fetches: Iterable[RemoteParts]) -> None:
         """Expect the next shards to be as large as the largest of these."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -63,7 +62,6 @@ class PartFetch:
         self._has_ended = self._is_stopped = False
         self._changed = threading.Condition()
         self._stream: ResumingStream | None = None
-        self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name="wds-read-ahead", daemon=True)
         self._thread.start()
 
@@ -153,8 +151,6 @@ class PartFetch:
 
     def stop(self) -> None:
         """Stop reading, without waiting for the thread."""
-        if os.getpid() != self._process:  # in a forked process: the thread runs in the parent
-            return
         with self._changed:
             self._is_stopped = True
             self._changed.notify_all()
@@ -163,7 +159,7 @@ class PartFetch:
 
     def join(self, until: float) -> None:
         """Wait for the thread, at most until a time of `time.monotonic`."""
-        if os.getpid() == self._process and join_thread(self._thread, until, abort_request):
+        if join_thread(self._thread, until, abort_request):
             self._unused.extend(block.data for block in self._blocks)
         self._blocks.clear()
         self._buffered = 0
@@ -201,10 +197,11 @@ class PartFetch:
             if block is not None and block.start == block.end:
                 block.start = block.end = 0
             if block is None or block.end == len(block.data):
-                unused = None
+                unused = bytearray()
                 with suppress(IndexError):  # another thread takes it
                     unused = self._unused.pop()
-                block = Block(bytearray(self.block_bytes) if unused is None else unused)
+                # The block of the short last part of a shard would let those of the next ones be read in tiny pieces.
+                block = Block(unused if len(unused) >= self.block_bytes else bytearray(self.block_bytes))
                 self._blocks.append(block)
             return block
 

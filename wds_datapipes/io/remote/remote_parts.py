@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -9,11 +10,13 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from wds_datapipes.errors import ShardReadError
 from wds_datapipes.interrupts import defer_interrupts
 from wds_datapipes.io.openers import open_parts, open_url
 from wds_datapipes.io.remote.distance import note_answer
 from wds_datapipes.io.remote.part_fetch import PartFetch
 from wds_datapipes.io.urls import store_of
+from wds_datapipes.redaction import redact
 
 if TYPE_CHECKING:
     from wds_datapipes.io.remote.remote_file import RemoteFile
@@ -45,6 +48,7 @@ class RemoteParts:
         self._file: RemoteFile | None = None
         self._is_stopped = threading.Event()
         self._fetches: deque[PartFetch] = deque()
+        self._process = os.getpid()
         self._begin(self._open_first, part_bytes or max_bytes)
 
     @property
@@ -95,11 +99,17 @@ class RemoteParts:
 
     def allow(self, max_bytes: int) -> None:
         """Raise the limit of a file that comes with one answer."""
+        self._check_process()
         if self.size is not None and not self._is_in_parts:
             self._fetches[0].allow(max_bytes)
 
     def is_ready(self, count: int) -> bool:
-        """Whether this many bytes are buffered, or all bytes that remain in the part."""
+        """Whether this many bytes are buffered, or all bytes that remain in the part.
+
+        Raises:
+            ShardReadError: this process was forked since then, so it has none of the threads.
+        """
+        self._check_process()
         while self._fetches[0].is_exhausted and (len(self._fetches) > 1 or self.next_bytes):
             if len(self._fetches) == 1:
                 self.begin_next()
@@ -120,6 +130,8 @@ class RemoteParts:
 
     def close(self) -> None:
         """Stop fetching."""
+        if os.getpid() != self._process:  # in a forked process: the threads run in the parent
+            return
         self._is_stopped.set()
         for fetch in self._fetches:
             fetch.stop()
@@ -128,6 +140,14 @@ class RemoteParts:
             fetch.join(until)
         if self._file is not None:
             self._file.close()
+
+    def _check_process(self) -> None:
+        """Raise an error in a forked process, in which none of the threads runs and their locks may be held."""
+        if os.getpid() != self._process:
+            raise ShardReadError(
+                f"{redact(self._url)} cannot be read on in a forked process, because threads of its parent (pid "
+                f"{self._process}) fetch it. Begin to iterate in the process that reads"
+            )
 
     @property
     def _is_in_parts(self) -> bool:

@@ -43,8 +43,9 @@ class ShardLoader(ShardReadingStage[Member]):
         timeout_s: how long a store may take to respond or to send a byte before it has failed, in seconds; 30 by
             default for web servers. `Timeouts` has this limit and the others, such as that for connecting.
         retries: the number of retries per shard after transient failures, such as a broken connection or a busy server;
-            per part of a shard that is fetched in parts, since an outage breaks all of them at once. Reading resumes at the next byte if the store can verify that the file has not changed. 10 by default, with
-            growing pauses of at most five minutes in total.
+            per part of a shard that is fetched in parts, since an outage breaks all of them at once. Reading resumes at
+            the next byte if the store can verify that the file has not changed. 10 by default, with growing pauses of
+            at most five minutes in total.
         read_ahead: the number of bytes of remote shards, including the next ones, that threads prefetch, so that the
             end of a shard causes no wait; 64 MiB by default, at least 128 KiB, 0 to disable. Shards of a distant store
             come in parts of a thirty-second of this size, at least 1 and at most 8 MiB, over as many connections as the
