@@ -1,0 +1,222 @@
+"""Parts in flight: their memory and connections are limited, and they end with the loop, Ctrl-C or the process."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+from faults import FaultProxy, fault_proxy
+from fsspec.asyn import get_loop  # type: ignore[import-untyped]  # it carries no types
+from nginx_server import Nginx
+from shard_in_parts import PART, SHARD, address, members_of, small_parts, threads, until
+
+from wds_datapipes import ShardReadingService
+from wds_datapipes.errors import ShardReadError, WorkerDiedError
+from wds_datapipes.io import prefetch
+from wds_datapipes.io.remote.remote_parts import RemoteParts
+from wds_datapipes.io.remote.resuming_stream import ResumingStream
+from wds_datapipes.testing import build_shard
+
+from torchdata.dataloader2 import DataLoader2  # isort: skip  # its banner is silenced by the imports above
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+COUNT = 1000
+#: The samples of a large shard have this size with their header.
+SAMPLE = 1 << 10
+
+
+@pytest.fixture(scope="module")
+def server(nginx: Nginx) -> Iterator[FaultProxy]:
+    folder = nginx.files / "parts"
+    folder.mkdir(exist_ok=True)
+    (folder / "a.tar").write_bytes(SHARD)
+    build_shard(folder / "large.tar", [{"__key__": f"{n:03}", "bin": bytes([n % 256]) * 512} for n in range(COUNT)])
+    get_loop()  # of fsspec: keeps descriptors while the process runs
+    with fault_proxy(("127.0.0.1", nginx.http)) as made:
+        yield made
+
+
+@pytest.fixture
+def proxy(server: FaultProxy, nothing_left: None) -> Iterator[FaultProxy]:
+    """Return the server without requests and connections, and let it be read in parts."""
+    server.asked.clear()
+    server.accepted = 0
+    with small_parts():
+        yield server
+    for thread in threads():
+        thread.join()
+
+
+def large(proxy: FaultProxy, count: int = 1, **options: Any) -> Any:
+    url, _ = address(proxy, name="large.tar")
+    return members_of([url] * count, **options)
+
+
+class Held:
+    """The number of bytes that are received and not taken yet, and its maximum."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+        self._lock = threading.Lock()
+
+    def add(self, count: int) -> None:
+        with self._lock:
+            self.now += count
+            self.most = max(self.most, self.now)
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Held:
+    """Count the bytes that are received and not taken yet."""
+    readinto, take, found = ResumingStream.readinto, RemoteParts.take, Held()
+
+    def received(stream: ResumingStream, buffer: bytearray) -> int:
+        count = readinto(stream, buffer)
+        found.add(count)
+        return count
+
+    def taken(parts: RemoteParts, size: int) -> bytes:
+        data = take(parts, size)
+        found.add(-len(data))
+        return data
+
+    monkeypatch.setattr(ResumingStream, "readinto", received)
+    monkeypatch.setattr(RemoteParts, "take", taken)
+    return found
+
+
+@pytest.mark.parametrize("open_shards", [1, 3])
+def test_many_parts_share_the_limit(
+    proxy: FaultProxy, held: Held, monkeypatch: pytest.MonkeyPatch, open_shards: int
+) -> None:
+    monkeypatch.setattr(prefetch, "FIRST_PARTS", 64)
+    limit = 64 * PART
+    samples = iter(large(proxy, 4, read_ahead=limit, open_shards=open_shards).group_samples())
+    for _ in range(100):
+        next(samples)
+    until(lambda: held.now > limit / 4)
+    assert sum(1 for _ in samples) == 4 * COUNT - 100
+    # A part may arrive before the bytes that were just taken are counted.
+    assert limit / 4 < held.most <= limit + PART
+
+
+def test_a_reader_that_never_waits_keeps_to_the_first_connections(
+    proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_ready = RemoteParts.is_ready
+
+    def ready(parts: RemoteParts, count: int) -> bool:
+        """Return whether it is ready once all parts in flight have arrived, so that the reader is the slow one."""
+        until(lambda: all(fetch.is_ready(PART) for fetch in parts._fetches))
+        return is_ready(parts, count)
+
+    monkeypatch.setattr(RemoteParts, "is_ready", ready)
+    assert len(list(large(proxy))) == COUNT
+    assert proxy.accepted <= prefetch.FIRST_PARTS
+
+
+def test_a_reader_that_waits_opens_more_connections_up_to_the_limit(
+    proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gates: dict[int, threading.Event] = {}
+    original = RemoteParts._begin
+
+    def begin(parts: RemoteParts, open_part: Any, max_bytes: int) -> None:
+        gate = gates.setdefault(len(gates), threading.Event())
+
+        def gated() -> ResumingStream:
+            gate.wait(60)
+            return open_part()  # type: ignore[no-any-return]
+
+        original(parts, gated, max_bytes)
+
+    monkeypatch.setattr(RemoteParts, "_begin", begin)
+
+    def is_next_awaited(number: int) -> bool:
+        """Whether the reader has taken all parts before this one, and waits for it, or has ended."""
+        return (number in gates and len(threads()) == len(gates) - number) or not reader.is_alive()
+
+    found: list[Any] = []
+    reader = threading.Thread(target=lambda: found.extend(large(proxy)))
+    reader.start()
+    counts = []
+    until(lambda: bool(gates))
+    for number in range(1000):
+        if number not in gates:
+            break
+        counts.append(len(gates) - number)
+        gates[number].set()
+        until(partial(is_next_awaited, number + 1))
+    reader.join()
+    assert len(found) == COUNT
+    assert max(counts) == prefetch.MAX_PARTS
+    assert proxy.accepted <= prefetch.MAX_PARTS
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 400])
+@pytest.mark.parametrize("open_shards", [1, 3])
+def test_a_loop_that_ends_early_leaves_no_thread(proxy: FaultProxy, count: int, open_shards: int) -> None:
+    for end in (lambda members: members.close(), lambda members: None):
+        samples = iter(large(proxy, 3, open_shards=open_shards).group_samples())
+        for _ in range(count):
+            next(samples)
+        if hasattr(samples, "close"):
+            end(samples)
+        del samples
+        until(lambda: not threads())
+
+
+@pytest.mark.parametrize("calls", [1, 2, 3, 7])
+@pytest.mark.parametrize("name", ["is_ready", "wait", "take", "begin_next", "close"])
+def test_ctrl_c_leaves_no_thread(proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, name: str, calls: int) -> None:
+    count, method = [0], getattr(RemoteParts, name)
+
+    def interrupted(parts: RemoteParts, *arguments: Any) -> Any:
+        count[0] += 1
+        if count[0] == calls:
+            signal.raise_signal(signal.SIGINT)
+        return method(parts, *arguments)
+
+    monkeypatch.setattr(RemoteParts, name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(large(proxy, 9))
+    until(lambda: not threads())
+
+
+def test_a_forked_process_cannot_read_on_but_its_parent_can(
+    proxy: FaultProxy, forked: Callable[..., int | None]
+) -> None:
+    members = iter(large(proxy, 3))
+    found = [next(members).name for _ in range(30)]
+
+    def read_on() -> None:
+        with pytest.raises(ShardReadError, match=r"/parts/large\.tar cannot be read on in a forked process"):
+            for _ in members:
+                pass
+        del members_of_child[:]
+        gc.collect()
+        assert len(list(large(proxy))) == COUNT  # from its beginning
+
+    members_of_child = [members]
+    assert forked(read_on) == 0
+    found += [member.name for member in members]
+    assert found == [f"{n:03}.bin" for n in range(COUNT)] * 3
+
+
+def test_a_killed_worker_leaves_nothing(proxy: FaultProxy) -> None:
+    pipe = large(proxy, 4).group_samples()
+    with DataLoader2(pipe, reading_service=ShardReadingService(num_workers=2)) as loader:  # type: ignore[call-arg]
+        samples = iter(loader)
+        next(samples)
+        os.kill(loader.reading_service.report().workers[1].pid, signal.SIGKILL)
+        with pytest.raises(WorkerDiedError):
+            for _ in samples:
+                pass
+    until(lambda: not threads())
