@@ -8,6 +8,7 @@ import os
 import socket
 import ssl
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -156,7 +157,7 @@ def test_a_forked_process_opens_its_own_connections(site: Site) -> None:
 def test_a_few_connections_are_kept_for_a_limited_time(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(http_connection, "MAX_IDLE", 3)
-    monkeypatch.setattr(http_connection.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     close_idle()
     site.at_once = threading.Barrier(5)
     with ThreadPoolExecutor(5) as threads:

@@ -111,7 +111,9 @@ def test_parts_of_any_size_change_no_member_and_each_byte_is_requested_once(
     assert found == outcome(read_ahead=0)
     for name in {"a", "b"} & set(names):
         ranges = Counter(ranged for path, ranged in asked if path.partition("?")[0] == f"/parts/{name}.tar")
-        in_parts = [f"bytes={at}-{(min(at + part, SIZE) if at else part) - 1}" for at in range(0, SIZE, part)]
+        in_parts: list[str | None] = [
+            f"bytes={at}-{(min(at + part, SIZE) if at else part) - 1}" for at in range(0, SIZE, part)
+        ]
         if None in ranges:  # with less memory than two parts
             in_parts = [None]
         needed = in_parts[: -(-END // part)]  # the rest behind the end marker may be left
@@ -194,7 +196,7 @@ def test_a_reset_at_any_byte_resumes_there(
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_part_that_stalls_or_ends_early_resumes_there(proxy: FaultProxy, scheme: str) -> None:
     proxy.stalled.clear()
-    cut = {"Content-Range": f"bytes {MIDDLE + PART}-{MIDDLE + PART + 699}/{SIZE}"}
+    cut: dict[str, str | None] = {"Content-Range": f"bytes {MIDDLE + PART}-{MIDDLE + PART + 699}/{SIZE}"}
     proxy.faults_at.update(
         {
             STARTS[0]: [Fault(at=700, how="stall")],

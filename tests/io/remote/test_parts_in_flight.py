@@ -212,7 +212,7 @@ def test_a_forked_process_cannot_read_on_but_its_parent_can(
 
 def test_a_killed_worker_leaves_nothing(proxy: FaultProxy) -> None:
     pipe = large(proxy, 4).group_samples()
-    with DataLoader2(pipe, reading_service=ShardReadingService(num_workers=2)) as loader:  # type: ignore[call-arg]
+    with DataLoader2(pipe, reading_service=ShardReadingService(num_workers=2)) as loader:
         samples = iter(loader)
         next(samples)
         os.kill(loader.reading_service.report().workers[1].pid, signal.SIGKILL)
