@@ -145,7 +145,7 @@ class ShardPrefetcher(Iterable[T]):
 
     def _extend(self, current: int, has_to_wait: bool) -> None:
         """Fetch more of a shard that is read, and begin to fetch the next ones, within the limits."""
-        if has_to_wait and self._part_count >= self._most_parts:
+        if has_to_wait and self._part_count + 1 >= self._most_parts:  # one may just have been read to its end
             self._most_parts = min(2 * self._most_parts, MAX_PARTS)
         fetches = self._fetches.values()
         self._expect(fetches)

@@ -40,7 +40,7 @@ FACTS_OPTIONS = ("storage_options", "timeout_s", "retries")
 #: The number of bytes to read from the source at once.
 BLOCK_BYTES = 1 << 20
 #: The maximum number of bytes of a shard to hold in memory, which several connections fetch.
-COPY_AHEAD_BYTES = 64 << 20
+COPY_AHEAD_BYTES = 32 << 20
 #: The errors of a full disk.
 FULL = {errno.ENOSPC, errno.EDQUOT}
 #: If the size of a shard is unknown, space is reserved in steps of this size, in bytes.

@@ -86,7 +86,7 @@ def parts_asked(proxy: FaultProxy) -> list[tuple[str, int, int]]:
     return sorted(found)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     names=st.lists(st.sampled_from(["a", "a", "b", "small", "none", "empty"]), min_size=1, max_size=5),
     read_ahead=st.sampled_from([1, 3 * PART, 150_000, 1 << 20, 64 << 20]),
@@ -122,7 +122,7 @@ def test_parts_of_any_size_change_no_member_and_each_byte_is_requested_once(
         assert ranges.keys() <= {*in_parts}
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     breaks=st.dictionaries(
         st.sampled_from(STARTS[:-1]), st.tuples(st.integers(0, PART), st.sampled_from(["", "500", "503", "drop"]))

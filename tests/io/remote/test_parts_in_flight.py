@@ -136,12 +136,19 @@ def test_a_reader_that_waits_opens_more_connections_up_to_the_limit(
             return open_part()  # type: ignore[no-any-return]
 
         original(parts, gated, max_bytes)
+        numbers[parts._fetches[-1]] = len(numbers)
 
+    def note_wait(parts: RemoteParts, count: int) -> None:
+        awaited.add(numbers[parts._fetches[0]])
+        wait(parts, count)
+
+    wait, numbers, awaited = RemoteParts.wait, dict[Any, int](), set[int]()
     monkeypatch.setattr(RemoteParts, "_begin", begin)
+    monkeypatch.setattr(RemoteParts, "wait", note_wait)
 
     def is_next_awaited(number: int) -> bool:
         """Whether the reader has taken all parts before this one, and waits for it, or has ended."""
-        return (number in gates and len(threads()) == len(gates) - number) or not reader.is_alive()
+        return number in awaited or not reader.is_alive()
 
     found: list[Any] = []
     reader = threading.Thread(target=lambda: found.extend(large(proxy)))

@@ -211,5 +211,10 @@ class PartFetch:
             self._buffered += count
             if 0 < self._awaited <= self._buffered:
                 self._changed.notify_all()
-            while self._buffered >= self._max_bytes and not self._is_stopped:
+            # A complete part needs no space, and gives its connection back.
+            while self._buffered >= self._max_bytes and not self._is_stopped and not self._is_complete:
                 self._changed.wait()
+
+    @property
+    def _is_complete(self) -> bool:
+        return self.size is not None and self._consumed + self._buffered >= self.size

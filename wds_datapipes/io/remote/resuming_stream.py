@@ -154,11 +154,12 @@ class ResumingStream(RawStream):
 
     def _wait_or_raise(self, error: Exception) -> None:
         """Wait before the next attempt, or raise the error if there is none."""
-        if self._is_abandoned:  # not a failure of the store
-            raise error
         if was_replaced(error):
             raise_alone(self._changed())
-        if self._retry.wait(error, f"Reading {self._name} was interrupted {self._place}", self._heard_at):
+        # The end of an abandoned stream is no failure of the store.
+        if not self._is_abandoned and self._retry.wait(
+            error, f"Reading {self._name} was interrupted {self._place}", self._heard_at
+        ):
             return
         failed = ShardReadError(
             f"Reading {self._name} failed {self._place}: ", self._remote.reason(error), self._retry.attempts_text()
