@@ -165,8 +165,8 @@ def nothing_left() -> Iterator[None]:
     before = opened()
     others = set(psutil.Process().children())  # such as multiprocessing's own, once a test has spawned a worker
     yield
-    close_idle()  # connections that are kept for the next request
-    for _ in range(6000):  # a thread of torch may take a moment to close its descriptors
+    for _ in range(6000):  # a thread may take a moment to close its descriptors
+        close_idle()  # connections that are kept for the next request
         if opened() <= before:
             break
         time.sleep(0.01)

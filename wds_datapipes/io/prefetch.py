@@ -150,26 +150,41 @@ class ShardPrefetcher(Iterable[T]):
         fetches = self._fetches.values()
         self._expect(fetches)
         reading = self._fetches[current]
-        others = sum(fetch.reserved_bytes for fetch in fetches if fetch is not reading)
+        others = self._reserved_bytes - reading.reserved_bytes
         reading.allow(min(self._shard_bytes, self._max_bytes - others))
-        room = min(self._share_bytes, self._max_bytes - others)
-        while (count := reading.next_bytes) and self._may_begin(reading.reserved_bytes + count, room):
-            reading.begin_next()
+        self._begin_parts(reading, min(self._share_bytes, self._max_bytes - others))
+        following = [fetch for index, fetch in self._fetches.items() if index > max(current, self._current)]
+        for fetch in following:
+            if not self._is_begun(reading):
+                return
+            reading = fetch
+            self._begin_parts(reading, self._max_bytes - self._reserved_bytes + reading.reserved_bytes)
         expected = min(self._expected_bytes, self._part_bytes or sys.maxsize)
-        # A shard that is expected to be small needs no further parts, even if the store has not answered yet.
-        is_known = reading.is_open or self._expected_bytes <= self._part_bytes
-        is_last = is_known and not reading.next_bytes
-        while self._can_extend and is_last and len(self._pending) < MAX_PENDING:
-            reserved = sum(fetch.reserved_bytes for fetch in fetches)
-            if not self._may_begin(reserved + expected, self._max_bytes) or not self._take():
+        while self._can_extend and self._is_begun(reading) and len(self._pending) < MAX_PENDING:
+            if not self._may_begin(self._reserved_bytes + expected, self._max_bytes) or not self._take():
                 return
             index, url = self._pending[-1]
             self._can_extend = self._is_prefetchable(url)
             if self._can_extend and self._is_requested(index):
                 self._fetch(index, str(url))
+                reading = self._fetches[index]
+
+    def _begin_parts(self, fetch: RemoteParts, room: int) -> None:
+        """Begin to fetch the next parts of a shard that has so much space."""
+        while (count := fetch.next_bytes) and self._may_begin(fetch.reserved_bytes + count, room):
+            fetch.begin_next()
+
+    def _is_begun(self, fetch: RemoteParts) -> bool:
+        """Whether all parts of a shard have begun; one that is expected to be small has only one."""
+        is_known = fetch.is_open or not self._part_bytes or self._expected_bytes <= self._part_bytes
+        return is_known and not fetch.next_bytes
 
     def _may_begin(self, reserved: int, room: int) -> bool:
         return reserved <= room and self._part_count < self._most_parts
+
+    @property
+    def _reserved_bytes(self) -> int:
+        return sum(fetch.reserved_bytes for fetch in self._fetches.values())
 
     @property
     def _part_count(self) -> int:
