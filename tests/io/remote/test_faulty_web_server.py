@@ -176,7 +176,7 @@ def reached(proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
 
     def noted(stream: ResumingStream, buffer: bytearray) -> int:
         count = readinto(stream, buffer)
-        if stream._position >= places[0]:
+        if stream.offset >= places[0]:
             proxy.released.set()
         return count
 

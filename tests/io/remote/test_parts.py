@@ -158,7 +158,7 @@ def held(monkeypatch: pytest.MonkeyPatch, proxy: FaultProxy) -> Iterator[Callabl
 
     def noted(stream: ResumingStream, buffer: bytearray) -> int:
         count = readinto(stream, buffer)
-        if stream._start <= offsets[0] < stream._start + PART and stream._start + stream._position >= offsets[0]:
+        if stream.start <= offsets[0] < stream.start + PART and stream.offset >= offsets[0]:
             proxy.released.set()
         return count
 

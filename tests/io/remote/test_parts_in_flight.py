@@ -114,7 +114,7 @@ def test_a_reader_that_never_waits_keeps_to_the_first_connections(
 
     def ready(parts: RemoteParts, count: int) -> bool:
         """Return whether it is ready once all parts in flight have arrived, so that the reader is the slow one."""
-        until(lambda: all(fetch.is_ready(PART) for fetch in parts._fetches))
+        until(lambda: all(fetch.is_ready(PART) for fetch in parts.fetches))
         return is_ready(parts, count)
 
     monkeypatch.setattr(RemoteParts, "is_ready", ready)
@@ -136,10 +136,10 @@ def test_a_reader_that_waits_opens_more_connections_up_to_the_limit(
             return open_part()  # type: ignore[no-any-return]
 
         original(parts, gated, max_bytes)
-        numbers[parts._fetches[-1]] = len(numbers)
+        numbers[parts.fetches[-1]] = len(numbers)
 
     def note_wait(parts: RemoteParts, count: int) -> None:
-        awaited.add(numbers[parts._fetches[0]])
+        awaited.add(numbers[parts.fetches[0]])
         wait(parts, count)
 
     wait, numbers, awaited = RemoteParts.wait, dict[Any, int](), set[int]()

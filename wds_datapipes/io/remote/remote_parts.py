@@ -38,6 +38,9 @@ class RemoteParts:
         part_bytes: the size of a part; 0 to request the whole file.
         max_bytes: the maximum number of bytes to buffer, if the file comes with one answer.
         unused: the memory of blocks that were read, for reuse by any of the threads.
+
+    Attributes:
+        fetches: the parts that are held or being fetched, in order.
     """
 
     def __init__(
@@ -47,40 +50,40 @@ class RemoteParts:
         self._part_bytes, self._next = part_bytes, part_bytes
         self._file: RemoteFile | None = None
         self._is_stopped = threading.Event()
-        self._fetches: deque[PartFetch] = deque()
+        self.fetches: deque[PartFetch] = deque()
         self._process = os.getpid()
         self._begin(self._open_first, part_bytes or max_bytes)
 
     @property
     def reserved_bytes(self) -> int:
         """The number of bytes that are held, or that the threads may still buffer."""
-        return sum(fetch.reserved_bytes for fetch in self._fetches)
+        return sum(fetch.reserved_bytes for fetch in self.fetches)
 
     @property
     def block_bytes(self) -> int:
         """The size of a block of memory."""
-        return self._fetches[0].block_bytes
+        return self.fetches[0].block_bytes
 
     @property
     def count(self) -> int:
         """The number of parts that are held or being fetched."""
-        return len(self._fetches)
+        return len(self.fetches)
 
     @property
     def is_open(self) -> bool:
         """Whether the store has answered, so that it is known whether there are further parts."""
-        return self._fetches[0].is_open
+        return self.fetches[0].is_open
 
     @property
     def size(self) -> int | None:
         """The size of the file in bytes; None if it is unknown or not known yet."""
         file = self._file
-        return file.size if file is not None and file.has_parts else self._fetches[0].size
+        return file.size if file is not None and file.has_parts else self.fetches[0].size
 
     @property
     def etag(self) -> str | None:
         """The ETag of the file, if its store reports one; None if it is not open yet."""
-        return self._fetches[0].etag
+        return self.fetches[0].etag
 
     @property
     def next_bytes(self) -> int:
@@ -101,7 +104,7 @@ class RemoteParts:
         """Raise the limit of a file that comes with one answer."""
         self._check_process()
         if self.size is not None and not self._is_in_parts:
-            self._fetches[0].allow(max_bytes)
+            self.fetches[0].allow(max_bytes)
 
     def is_ready(self, count: int) -> bool:
         """Whether this many bytes are buffered, or all bytes that remain in the part.
@@ -110,33 +113,33 @@ class RemoteParts:
             ShardReadError: this process was forked since then, so it has none of the threads.
         """
         self._check_process()
-        while self._fetches[0].is_exhausted and (len(self._fetches) > 1 or self.next_bytes):
-            if len(self._fetches) == 1:
+        while self.fetches[0].is_exhausted and (len(self.fetches) > 1 or self.next_bytes):
+            if len(self.fetches) == 1:
                 self.begin_next()
-            self._fetches.popleft()
-        return self._fetches[0].is_ready(count)
+            self.fetches.popleft()
+        return self.fetches[0].is_ready(count)
 
     def wait(self, count: int) -> None:
         """Wait until `is_ready` may be true, or there may be a next part to begin."""
-        self._fetches[0].wait(count)
+        self.fetches[0].wait(count)
 
     def peek(self, size: int) -> bytes:
         """Return at most ``size`` of the buffered bytes without consuming them; see `PartFetch`."""
-        return self._fetches[0].peek(size)
+        return self.fetches[0].peek(size)
 
     def take(self, size: int) -> bytes:
         """Return at most ``size`` of the buffered bytes, none at the end of the file; see `PartFetch`."""
-        return self._fetches[0].take(size)
+        return self.fetches[0].take(size)
 
     def close(self) -> None:
         """Stop fetching."""
         if os.getpid() != self._process:  # in a forked process: the threads run in the parent
             return
         self._is_stopped.set()
-        for fetch in self._fetches:
+        for fetch in self.fetches:
             fetch.stop()
         until = time.monotonic() + GRACE_S
-        for fetch in self._fetches:
+        for fetch in self.fetches:
             fetch.join(until)
         if self._file is not None:
             self._file.close()
@@ -156,7 +159,7 @@ class RemoteParts:
     def _begin(self, open_part: Any, max_bytes: int) -> None:
         note = partial(note_answer, store_of(self._url))
         with defer_interrupts():  # otherwise a started thread could be unknown and never stopped
-            self._fetches.append(PartFetch(open_part, max_bytes, self._unused, note))
+            self.fetches.append(PartFetch(open_part, max_bytes, self._unused, note))
 
     def _open_first(self) -> ResumingStream:
         """Open the first part, or the whole file."""

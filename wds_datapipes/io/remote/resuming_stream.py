@@ -33,11 +33,14 @@ class ResumingStream(RawStream):
     Args:
         remote: the path of the file, with the retry policy.
         open_at: opens the file at an offset, or at its beginning, any number of times; it may raise any error.
-        start: the offset of the first byte in the file, for errors.
+        start: the offset of the first byte in the file.
+
+    Attributes:
+        start: the same.
     """
 
     def __init__(self, remote: RemotePath, open_at: Callable[[int], OpenedSource], start: int = 0) -> None:
-        self._remote, self._open_at, self._start = remote, open_at, start
+        self._remote, self._open_at, self.start = remote, open_at, start
         self._name, self._retry = remote.name, remote.retry
         self._position = 0
         self._file: RawReader | None = None
@@ -53,7 +56,7 @@ class ResumingStream(RawStream):
         """
         since = self._retry.clock()
         with self._remote.replace_errors(
-            lambda error: self._remote.open_error(error, f" at byte {self._start}" if self._start else "")
+            lambda error: self._remote.open_error(error, f" at byte {self.start}" if self.start else "")
         ):
             while self._file is None:
                 try:
@@ -171,9 +174,14 @@ class ResumingStream(RawStream):
             del failed  # breaks the reference cycle between the error and this frame
 
     @property
+    def offset(self) -> int:
+        """The offset of the next byte in the file."""
+        return self.start + self._position
+
+    @property
     def _place(self) -> str:
         """Where the next byte is in the file."""
-        return f"at byte {self._start + self._position}" if self._start else f"after {self._position} bytes"
+        return f"at byte {self.offset}" if self.start else f"after {self._position} bytes"
 
     def _changed(self) -> ChangedShardError:
         return ChangedShardError(
