@@ -1,4 +1,4 @@
-"""The measurements of growth by bench_scale.py, each of which runs in a process of its own."""
+"""Growth measurements of bench_scale.py. Each measurement runs in a separate process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of ranks: one is killed, fails, hangs or leaves, and the others say which one, and why they cannot go on."""
+"""Faults of ranks: a rank is killed, fails, hangs or exits early, and the other ranks raise an error that names it."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Rank:
 def on_ranks(
     world: int, *, store: Callable[[Rank], Any] | None = None, exits_whole: bool = False
 ) -> Callable[[Callable[[Rank], object]], Cause]:
-    """Let a function run on several ranks, and tell how each of them ends.
+    """Run a function on several ranks, and return the outcome of each rank.
 
     Args:
         world: the number of ranks.
@@ -198,7 +198,7 @@ def is_stopped(pid: int) -> bool:
 
 # what they tell
 
-#: Why the ranks cannot go on.
+#: The causes in the errors of the other ranks.
 WAITED = r"rank \d waited 6 s \(timeout_s\) for rank {}, dead or busy elsewhere\."
 ENDED = r"rank {} has ended its service\."
 FAILED = r"rank {} has ended its service after {}\."

@@ -231,7 +231,6 @@ class TimedConnection:
             raise TimeoutError(
                 f"the connection, or the handshake of TLS, took longer than {self.timeout:g} s"
             ) from None
-        _connected.value = True
         if hasattr(self.sock, "suppress_ragged_eofs"):  # of TLS: a connection that is cut would look like the end
             self.sock.suppress_ragged_eofs = False
         _open.add(self)
