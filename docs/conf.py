@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import os
+import sys
 from importlib import import_module
 from importlib.metadata import version as version_of
+from pathlib import Path
 from typing import Any
 
+from docutils import nodes
 from sphinx.util import logging
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from llms import write_llms
+from redirects import write_redirects
+from terms import first_uses
 
 project = "wds-datapipes"
 author = "The wds-datapipes authors"
@@ -85,7 +94,57 @@ def check_reference(_: Any, environment: Any) -> None:
             logging.getLogger(__name__).warning("the reference lacks %s of %s", sorted(missing), module.__name__)
 
 
+def definitions(app: Any) -> dict[str, nodes.section]:
+    """Return the sections of the glossary, by the term that each defines."""
+    sections = app.env.get_doctree("glossary").findall(nodes.section)
+    return {section[0].astext().lower(): section for section in sections if isinstance(section.parent, nodes.section)}
+
+
+def link_terms(app: Any, page: nodes.document, name: str) -> None:
+    """Lead the first use of each term in the text of a page to the glossary."""
+    if app.builder.format != "html" or name.startswith(("reference/", "glossary", "changelog")):
+        return
+    defined = definitions(app)
+    glossary = app.builder.get_relative_uri(name, "glossary")
+    linked = {link["refuri"].partition("#")[2] for link in page.findall(nodes.reference) if "glossary" in str(link)}
+    unused = {term for term, section in defined.items() if not linked.intersection(section["ids"])}
+    for text in [text for paragraph in page.findall(nodes.paragraph) for text in paragraph.findall(nodes.Text)]:
+        if isinstance(text.parent, (nodes.paragraph, nodes.strong)) and not is_within(text, nodes.table):
+            pieces: list[nodes.Node] = []
+            end = 0
+            for use in first_uses(str(text), unused):
+                section = defined[use.term]
+                target = {
+                    "refuri": f"{glossary}#{section['ids'][0]}",
+                    "reftitle": section[1].astext().partition(". ")[0],
+                }
+                word = text[use.start : use.end]
+                pieces += [
+                    nodes.Text(text[end : use.start]),
+                    nodes.reference("", word, internal=True, classes=["term"], **target),
+                ]
+                unused.remove(use.term)
+                end = use.end
+            if pieces:
+                text.parent.replace(text, [*pieces, nodes.Text(text[end:])])
+
+
+def is_within(node: Any, kind: type) -> bool:
+    """Whether a node is part of one of some kind."""
+    return node is not None and (isinstance(node, kind) or is_within(node.parent, kind))
+
+
+def write_further_files(app: Any, error: Exception | None) -> None:
+    """Write what is no page of Sphinx: the old addresses, and `llms.txt`."""
+    if error is None and app.builder.format == "html":
+        for problem in write_redirects(Path(app.outdir)):
+            logging.getLogger(__name__).warning(problem)
+        write_llms(Path(app.outdir), html_baseurl)
+
+
 def setup(app: Any) -> None:
     """Connect the functions above to Sphinx, which calls this one."""
     app.connect("missing-reference", find_by_last_names)
     app.connect("env-check-consistency", check_reference)
+    app.connect("doctree-resolved", link_terms)
+    app.connect("build-finished", write_further_files)

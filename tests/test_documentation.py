@@ -14,13 +14,17 @@ from pathlib import Path
 
 import pytest
 from claims import CHECKED, claims_of, line_of, problems, read_proofs
-from page_blocks import ROOT, blocks_of
-from page_runs import EXAMPLE, PAGES_OF_PEERS, environment, run_page
+from llms import pages, write_llms
+from page_blocks import ROOT, blocks_of, tabs_of
+from page_runs import EXAMPLE, PAGES_OF_PEERS, environment, run_page, run_script, scripts_of
 from prepared_programs import prepared_programs
+from redirects import read_redirects
+from terms import first_uses
 
 from wds_datapipes.tools.cli.demo import demo, write_photographs
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SCRIPTS = [script for page in PAGES for script in scripts_of(page)]
 #: The page whose commands are started as users start them.
 STARTED_ANEW = "docs/how-to/cache-shards.md"
 
@@ -32,23 +36,19 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-def of_peers(page: Path) -> bool:
-    """Whether a session of `peers` runs a page."""
-    return any(page.relative_to(ROOT).as_posix() in pages for pages in PAGES_OF_PEERS.values())
+def of_peers(script: str) -> bool:
+    """Whether a session of `peers` runs the script of a page."""
+    return any(script in scripts for scripts in PAGES_OF_PEERS.values())
 
 
 @pytest.mark.timeout(900)  # some pages start many processes
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if not of_peers(page)], ids=lambda page: page.relative_to(ROOT).as_posix()
-)
-def test_a_page_runs(page: Path, programs: Path, tmp_path: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    if page == ROOT / "README.md":  # whose block reads the output of the command above it
+@pytest.mark.parametrize("script", [script for script in SCRIPTS if not of_peers(script)])
+def test_a_page_runs(script: str, programs: Path, tmp_path: Path) -> None:
+    if script == "README.md":  # whose block reads the output of the command above it
         demo_folder = tmp_path / inspect.signature(demo).parameters["output_dir"].default
         demo_folder.mkdir()
         write_photographs(demo_folder)
-    is_started_anew = page == ROOT / STARTED_ANEW
-    run_page(text, tmp_path, None if is_started_anew else programs)
+    run_script(script, tmp_path, None if script == STARTED_ANEW else programs)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -60,7 +60,53 @@ def test_a_page_names_the_program_that_writes_its_shards(page: Path) -> None:
 
 
 def test_the_sessions_of_peers_run_existing_pages() -> None:
-    assert sum(map(of_peers, PAGES)) == sum(map(len, PAGES_OF_PEERS.values()))
+    assert sum(map(of_peers, SCRIPTS)) == sum(map(len, PAGES_OF_PEERS.values()))
+
+
+def test_each_tab_of_a_page_runs_with_what_is_in_no_tab(tmp_path: Path) -> None:
+    text = TABS.replace("@", ":")
+    assert tabs_of(text) == ["One", "Two"]
+    for tab in tabs_of(text):
+        run_page(text, tmp_path, tab=tab)
+        with pytest.raises(AssertionError, match=f"(?s)It prints:\\s+{tab}"):
+            run_page(text.replace(f"{tab} tab", "no tab"), tmp_path, tab=tab)
+
+
+def test_old_addresses_lead_to_sections_of_pages() -> None:
+    redirects = read_redirects()
+    for old, target in redirects.items():
+        name, _, section = target.partition("#")
+        assert not (ROOT / f"docs/{old}.md").exists()
+        text = (ROOT / f"docs/{name}.md").read_text("utf-8")
+        headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+        assert not section or section in {re.sub(r"[^\w-]", "", line.lower().replace(" ", "-")) for line in headings}
+
+
+def test_llms_txt_lists_each_page(tmp_path: Path) -> None:
+    docs = ROOT / "docs"
+    names = {page.relative_to(docs).with_suffix("").as_posix() for page in docs.rglob("*.[mi][dp]*")}
+    assert {page.name for page in pages()} == names
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+    write_llms(tmp_path, "")
+    listed = re.findall(r"(?m)^(?:- |## )\[.+?\]\(([\w./-]+)\)", (tmp_path / "llms.txt").read_text("utf-8"))
+    assert {address.rpartition(".")[0] for address in listed} == names - {"index"}
+    written = [tmp_path / address for address in listed if address.endswith(".md")]
+    assert not [page for page in written if "{literalinclude}" in page.read_text("utf-8")]
+    assert len(written) > 40
+
+
+def test_the_first_use_of_a_term_is_found() -> None:
+    text = "Ranks share a global batch; each rank-local batch has samples of all indexes, with a key."
+    terms = ["rank", "batch", "global batch", "sample", "index", "key", "lane"]
+    found = [(text[use.start : use.end], use.term) for use in first_uses(text, terms)]
+    assert found == [
+        ("Ranks", "rank"),
+        ("global batch", "global batch"),
+        ("batch", "batch"),
+        ("samples", "sample"),
+        ("indexes", "index"),
+    ]
 
 
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
@@ -117,6 +163,38 @@ def test_the_figures_of_the_benchmarks_are_those_of_their_results() -> None:
     assert results
     subprocess.run([sys.executable, report, "--check", *results], check=True)
 
+
+#: A page with two tabs, whose colons are `@`.
+TABS = """\
+```python
+word = "tab"
+```
+@@@@{tab-set}
+@@@{tab-item} One
+```python
+print("One", word)
+```
+```text
+One tab
+```
+@@@
+@@@{tab-item} Two
+```python
+word = word[:3]
+```
+@@@
+@@@@
+@@@@{tab-set}
+@@@{tab-item} Two
+```python
+print("Two", word)
+```
+```text
+Two tab
+```
+@@@
+@@@@
+"""
 
 GOOD = """\
 ```python

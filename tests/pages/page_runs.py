@@ -1,4 +1,7 @@
-"""Runs the blocks of code in a page of the documentation, and compares their output."""
+"""Runs the blocks of code in a page of the documentation, and compares their output.
+
+The tabs of a page are alternatives: each runs as a script of its own, with the blocks that are in no tab.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from page_blocks import CAPTION, FILE, ROOT, Block, blocks_of
+from page_blocks import CAPTION, FILE, ROOT, Block, blocks_of, tabs_of
 
-#: Pages with packages that only some sessions of `peers` install, or that take longer than the others.
+#: Pages and tabs with packages that only some sessions of `peers` install, or that take longer than the others.
 PAGES_OF_PEERS = {
     "dali": ["docs/how-to/feed-dali.md"],
     "nodes": ["docs/how-to/load-with-torchdata-nodes.md"],
@@ -32,6 +35,18 @@ PAGES_OF_PEERS = {
 EXAMPLE = "examples.md"
 #: Printed at the end of each block, to assign output to blocks.
 MARK = "\x1e"
+
+
+def scripts_of(page: Path) -> list[str]:
+    """Return the names of the scripts of a page: its path, and one for each of its tabs: `README.md: A tab`."""
+    name = page.relative_to(ROOT).as_posix()
+    return [f"{name}: {tab}" if tab else name for tab in tabs_of(page.read_text("utf-8"))]
+
+
+def run_script(name: str, folder: Path, programs: Path | None = None) -> None:
+    """Run a script of a page in a folder, as `run_page` does."""
+    page, _, tab = name.partition(": ")
+    run_page((ROOT / page).read_text("utf-8"), folder, programs, tab)
 
 
 def script_of(blocks: list[Block]) -> str:
@@ -72,14 +87,14 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
 
 
-def run_page(text: str, folder: Path, programs: Path | None = None) -> None:
-    """Run a page in a folder, and compare its output.
+def run_page(text: str, folder: Path, programs: Path | None = None, tab: str = "") -> None:
+    """Run a page with one of its tabs in a folder, and compare its output.
 
     If the page asks its readers to write the shards that many pages read, the folder contains them.
     """
     if f"{EXAMPLE}#example-shards" in text:
         shutil.copytree(_example_shards(), folder / "data")
-    blocks = blocks_of(text)
+    blocks = [block for block in blocks_of(text) if block.tab in ("", tab)]
     for block in blocks:
         if (file := FILE.fullmatch(block.kind)) and (caption := CAPTION.match(block.text)):
             text = block.text[caption.end() :]

@@ -16,8 +16,7 @@ from error_facts import naming
 from nvidia.dali import fn, pipeline_def
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from nvidia.dali.plugin.pytorch import DALIGenericIterator
-from page_blocks import ROOT
-from page_runs import PAGES_OF_PEERS, run_page
+from page_runs import PAGES_OF_PEERS, run_script
 from PIL import Image
 
 from wds_datapipes import ShardList
@@ -257,6 +256,6 @@ def with_list(sample: dict[str, Any]) -> dict[str, Any]:
     return {**sample, "boxes": [1, 2]}
 
 
-@pytest.mark.parametrize("page", PAGES_OF_PEERS["dali"])
-def test_a_page_runs(page: str, tmp_path: Path) -> None:
-    run_page((ROOT / page).read_text(encoding="utf-8"), tmp_path)
+@pytest.mark.parametrize("script", PAGES_OF_PEERS["dali"])
+def test_a_page_runs(script: str, tmp_path: Path) -> None:
+    run_script(script, tmp_path)

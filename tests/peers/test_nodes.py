@@ -15,8 +15,7 @@ import pytest
 import torchdata.nodes as tn
 from error_facts import naming
 from numbered_shards import key_of, numbered_shards
-from page_blocks import ROOT
-from page_runs import PAGES_OF_PEERS, run_page
+from page_runs import PAGES_OF_PEERS, run_script
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -238,6 +237,6 @@ def test_states_that_cannot_be_loaded_say_why() -> None:
         PipelineNode(pipeline(), seed=8).reset(node_of().state_dict())
 
 
-@pytest.mark.parametrize("page", PAGES_OF_PEERS["nodes"])
-def test_a_page_runs(page: str, tmp_path: Path) -> None:
-    run_page((ROOT / page).read_text(encoding="utf-8"), tmp_path)
+@pytest.mark.parametrize("script", PAGES_OF_PEERS["nodes"])
+def test_a_page_runs(script: str, tmp_path: Path) -> None:
+    run_script(script, tmp_path)
