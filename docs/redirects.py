@@ -7,6 +7,7 @@ import posixpath
 from collections.abc import Iterator, Mapping
 from html import escape
 from pathlib import Path
+from typing import NamedTuple
 
 REDIRECTS = Path(__file__).with_name("redirects.txt")
 #: A page that leads elsewhere, with the section of the old address if it names one.
@@ -25,30 +26,37 @@ PAGE = """\
 """
 
 
-def read_redirects() -> Mapping[str, str]:
-    """Return the page and section for each old address, all relative to the documentation and without an ending."""
-    lines = filter(None, REDIRECTS.read_text("utf-8").splitlines())
-    return dict(line.split() for line in lines if not line.startswith("#"))
+class Target(NamedTuple):
+    """Where an old address leads: a page without an ending, and the tab and the section of it, or empty texts."""
+
+    page: str
+    tab: str
+    section: str
+
+
+def read_redirects() -> Mapping[str, Target]:
+    """Return the targets by the old addresses, which are relative to the documentation and have no ending."""
+    found = {}
+    for line in filter(None, REDIRECTS.read_text("utf-8").splitlines()):
+        if not line.startswith("#"):
+            old, target = line.split()
+            address, _, section = target.partition("#")
+            page, _, tab = address.partition("?")
+            found[old] = Target(page, tab, section)
+    return found
 
 
 def write_redirects(site: Path) -> Iterator[str]:
     """Write a page for each old address, and yield what is wrong with it."""
-    for old, target in read_redirects().items():
-        name, _, section = target.partition("#")
-        address = posixpath.relpath(f"{name}.html", posixpath.dirname(old))
-        new, page = site / f"{name}.html", site / f"{old}.html"
-        if page.exists() and f'href="{address}"' not in page.read_text("utf-8"):
+    for old, (name, tab, section) in read_redirects().items():
+        page = posixpath.relpath(f"{name}.html", posixpath.dirname(old))
+        new, written = site / f"{name}.html", site / f"{old}.html"
+        if written.exists() and f'href="{page}"' not in written.read_text("utf-8"):
             yield f"redirects.txt has the address {old}, where there is a page"
         elif not new.exists() or (section and f'id="{section}"' not in new.read_text("utf-8")):
-            yield f"redirects.txt leads from {old} to {target}, which does not exist"
+            yield f"redirects.txt leads from {old} to {name}#{section}, which does not exist"
         else:
-            section = section and f"#{section}"
-            page.write_text(
-                PAGE.format(
-                    target=escape(address + section),
-                    page=escape(address),
-                    address=json.dumps(address),
-                    section=json.dumps(section),
-                ),
-                "utf-8",
-            )
+            address, hash_ = page + (tab and f"?{tab}"), section and f"#{section}"
+            target = escape(address + hash_)
+            code = {"address": json.dumps(address), "section": json.dumps(hash_)}
+            written.write_text(PAGE.format(target=target, page=escape(page), **code), "utf-8")

@@ -74,11 +74,11 @@ def test_each_tab_of_a_page_runs_with_what_is_in_no_tab(tmp_path: Path) -> None:
 
 def test_old_addresses_lead_to_sections_of_pages() -> None:
     redirects = read_redirects()
-    for old, target in redirects.items():
-        name, _, section = target.partition("#")
+    for old, (name, tab, section) in redirects.items():
         assert not (ROOT / f"docs/{old}.md").exists()
         text = (ROOT / f"docs/{name}.md").read_text("utf-8")
         headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+        assert not tab or f":sync: {tab.partition('=')[2]}\n" in text
         assert not section or section in {re.sub(r"[^\w-]", "", line.lower().replace(" ", "-")) for line in headings}
 
 

@@ -24,11 +24,11 @@ PAGES_OF_PEERS = {
     "nodes": ["docs/how-to/load-with-torchdata-nodes.md"],
     "trainers": [
         "docs/how-to/monitor-a-run.md",
-        "docs/how-to/train-with-accelerate.md",
+        "docs/how-to/train-with-a-trainer.md: Lightning",
+        "docs/how-to/train-with-a-trainer.md: Accelerate",
+        "docs/how-to/train-with-a-trainer.md: Trainer of Hugging Face",
+        "docs/how-to/train-with-a-trainer.md: Ray Train",
         "docs/how-to/train-with-distributed-checkpoint.md",
-        "docs/how-to/train-with-hugging-face-trainer.md",
-        "docs/how-to/train-with-lightning.md",
-        "docs/how-to/train-with-ray-train.md",
     ],
 }
 #: The page that shows how to write the shards that many pages read.
