@@ -365,7 +365,7 @@ def peers(session: nox.Session, peer: str) -> None:
         pins = [line for line in Path(CONSTRAINTS).read_text().splitlines() if line.startswith("torch==")]
         session.install("-e", ".", *pins)
         session.install(*pins, *group(peer))  # replaces the torchdata that is installed with this package
-        session.run("pytest", "--doctest-modules", "wds_datapipes/integrations/nodes.py")
+        session.run("pytest", "--doctest-modules", "wds_datapipes/integrations/nodes.py", "tests/earlier_releases")
     else:
         session.install("-c", CONSTRAINTS, "-e", ".[yaml,cli]", *group(peer))
     if peer == "dali":

@@ -21,8 +21,10 @@ from wds_datapipes.redaction import redact_text
 from wds_datapipes.redaction.urls import mask_credentials, may_hold_credentials
 from wds_datapipes.user_warnings import warn_user
 
+#: This package.
+OWN = "wds_datapipes"
 #: Packages whose functions and classes are identified by name; all others are identified by their code.
-LIBRARIES = sys.stdlib_module_names | {"numpy", "torch", "torchdata", "wds_datapipes"}
+LIBRARIES = sys.stdlib_module_names | {"numpy", "torch", "torchdata", OWN}
 
 #: Modules whose objects are identified by class only, because their content changes during use and determines no items.
 OPAQUE = {
@@ -102,6 +104,24 @@ def format_value(value: Any, without: tuple[type, ...] = ()) -> str:
 def is_users(module: str) -> bool:
     """Whether a module is user code, outside of Python, NumPy, torch, torchdata and this package."""
     return module.partition(".")[0] not in LIBRARIES
+
+
+def is_own(kind: type) -> bool:
+    """Whether a class belongs to this package."""
+    return kind.__module__.partition(".")[0] == OWN
+
+
+def is_default(value: Any, default: Any) -> bool:
+    """Whether an argument is a constant, or options of this package, that equal its default.
+
+    >>> is_default(1, 1), is_default(True, 1), is_default([1], [1])
+    (True, False, False)
+    """
+    if value is default or type(value) is not type(default):
+        return value is default
+    return (
+        fingerprint(value) == fingerprint(default) if is_own(type(value)) else _is_constant(value) and value == default
+    )
 
 
 def is_secret(name: object) -> bool:
@@ -204,7 +224,8 @@ def _function_parts(function: FunctionType) -> Iterator[Any]:
             ):
                 yield from (name, found)
     else:
-        yield from ("function", module, function.__qualname__)
+        place = OWN if module.partition(".")[0] == OWN else module  # a release may move it to another module
+        yield from ("function", place, function.__qualname__)
         if "<locals>" not in function.__qualname__:
             return  # the name identifies it
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -276,6 +297,7 @@ def _own_fingerprint(value: Any) -> str | None:
 def _arguments_of(value: Any) -> dict[str, Any] | None:
     """Return the constructor arguments of an object that stores all of them under their names, with or without ``_``.
 
+    Those of an object of this package are without the ones that have their default, so that a release may add some.
     Return None if some are missing, or if the class customizes pickling.
     """
     kind = type(value)
@@ -283,12 +305,16 @@ def _arguments_of(value: Any) -> dict[str, Any] | None:
     if any(getattr(kind, name, None) is not getattr(object, name, None) for name in custom):
         return None
     try:
-        names = list(inspect.signature(kind.__init__).parameters)[1:]
+        parameters = list(inspect.signature(kind.__init__).parameters.values())[1:]
     except (TypeError, ValueError):
         return None
     attributes = getattr(value, "__dict__", {})
-    found = {name: attributes.get(name, attributes.get(f"_{name}", inspect.Parameter.empty)) for name in names}
-    return None if not found or inspect.Parameter.empty in found.values() else found
+    empty = inspect.Parameter.empty
+    found = {each.name: attributes.get(each.name, attributes.get(f"_{each.name}", empty)) for each in parameters}
+    if not found or any(value is empty for value in found.values()):
+        return None
+    defaults = {each.name: each.default for each in parameters} if is_own(kind) else {}
+    return {name: value for name, value in found.items() if not is_default(value, defaults.get(name, empty))}
 
 
 def _is_constant(value: Any) -> bool:

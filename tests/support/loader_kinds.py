@@ -7,17 +7,18 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from pipeline_table import Build
 from torch.utils.data import DataLoader
-from torchdata.dataloader2 import DataLoader2
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from wds_datapipes import ShardReadingService, StatefulShards
+from wds_datapipes import StatefulShards
 from wds_datapipes.errors import StateError
+
+if TYPE_CHECKING:
+    from pipeline_table import Build
 
 SEED = 8
 
@@ -26,6 +27,10 @@ class Service:
     """A `DataLoader2` with a `ShardReadingService`."""
 
     def __init__(self, build: Build, workers: int, state: Any = None, seed: int | None = SEED, **options: Any) -> None:
+        from torchdata.dataloader2 import DataLoader2  # which releases with nodes lack
+
+        from wds_datapipes import ShardReadingService
+
         self.loader: Any = DataLoader2(build(), reading_service=ShardReadingService(workers, **options))
         if seed is not None:
             self.loader.seed(seed)
@@ -100,6 +105,31 @@ class Stateful(InStateful):
 
     def state(self) -> Any:
         return json.loads(json.dumps(self.loader.state_dict()))
+
+
+class Nodes:
+    """A `PipelineNode` in a ``torchdata.nodes.Loader``, which needs a release of torchdata without ``DataLoader2``."""
+
+    def __init__(self, build: Build, workers: int, state: Any = None, **options: Any) -> None:
+        from torchdata.nodes import Loader
+
+        from wds_datapipes.integrations.nodes import PipelineNode
+
+        self.node = PipelineNode(build(), seed=SEED, num_workers=workers, **options)
+        self.loader: Any = Loader(self.node)
+        if state is not None and "root" in state:
+            self.loader.load_state_dict(state)
+        elif state is not None:
+            self.node.data.load_state_dict(state)
+
+    def epoch(self) -> Iterator[Any]:
+        return iter(self.loader)
+
+    def state(self) -> Any:
+        return json.loads(json.dumps(self.loader.state_dict()))
+
+    def close(self) -> None:
+        del self.loader
 
 
 def unchanged(item: Any) -> Any:

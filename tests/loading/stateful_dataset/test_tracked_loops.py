@@ -207,10 +207,10 @@ def own_state(**changes: Any) -> Any:
         (lambda: b"\x80\x04junk", "a JSON text with its version"),
         (
             lambda: b'{"version": 99, "ranks": []}',
-            "version 99, but this release .* only version 13.* restart the epoch",
+            "version 99, but this release .* only version 14.* restart the epoch",
         ),
-        (lambda: b'{"version": 13}\n{}', "its checksum differs"),
-        (lambda: b'{"version": 13, "crc32": 0}', "contains no ranks"),
+        (lambda: b'{"version": 14}\n{}', "its checksum differs"),
+        (lambda: b'{"version": 14, "crc32": 0}', "contains no ranks"),
         (lambda: [3], "not the state of a loader"),
     ],
 )

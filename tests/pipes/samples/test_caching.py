@@ -230,7 +230,7 @@ def test_another_pipeline_is_recognized_and_refused(shards: None) -> None:
         (samples, 3, "it was created with seed 0, but this pipeline has seed 3"),
         (samples.to_tuple("txt"), 0, r"it was created with SampleGrouper\(.* has TupleMaker\(specs=\('txt',\)"),
         (members("{0..5}.tar").group_samples(), 0, r"it was .* ShardList\(urls=7 .* has ShardList\(urls=6 "),
-        (members("{0..6}.tar").group_samples(fields=["txt"]), 0, r".*fields=None.* has .*fields=\['txt'\]"),
+        (members("{0..6}.tar").group_samples(fields=["txt"]), 0, r".*SampleGrouper\(\), .* has .*fields=\['txt'\]"),
         (samples.map(first), 0, ".* has MapperIterDataPipe\\(fn=.*first"),
     ):
         refused = rf"part-00000-of-00001\.samples belongs to another pipeline: {message}"

@@ -16,7 +16,7 @@ import pytest
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from wds_datapipes import ReadLimits, ShardList, Timeouts
+from wds_datapipes import ImageDecoder, ReadLimits, ShardList, Timeouts
 from wds_datapipes.loading.stateful_dataset.dataset import StatefulShards
 from wds_datapipes.pipes.state.description import description, descriptions, difference
 from wds_datapipes.pipes.state.shard_order import ShardOrder
@@ -195,3 +195,17 @@ def test_a_difference_is_described() -> None:
         "was SampleSlicer(start=0, stop=100, step=1), and is SampleSlicer(start=0, stop=110, step=1)"
     )
     assert difference(None, description(stages[0])).startswith("was absent, and is SampleSlicer(")
+
+
+def test_arguments_with_their_default_do_not_count() -> None:
+    """A release may add arguments, and the states of the release before still load."""
+    implicit = ShardList("a.tar").load_wds_shards().group_samples().wds_decode(ImageDecoder("rgb"))
+    explicit = (
+        ShardList("a.tar")
+        .load_wds_shards(open_shards=1)
+        .group_samples(on_repeated_key="warn")
+        .wds_decode(ImageDecoder("rgb", crop=None), on_error="raise")
+    )
+    assert descriptions(explicit) == descriptions(implicit)
+    assert "open_shards" not in "".join(descriptions(implicit))
+    assert "open_shards=2" in "".join(descriptions(ShardList("a.tar").load_wds_shards(open_shards=2)))

@@ -29,7 +29,7 @@ logger = logging.getLogger("wds_datapipes")
 #: The only key of a state.
 STATE = "wds_datapipes"
 #: The version of the format.
-VERSION = 13
+VERSION = 14
 #: The state of a worker that cannot know which part of its stream the loop will receive.
 STREAM = "stream"
 #: The key of the pickled pipeline in the state of a ``DataLoader2`` with a reading service of torchdata.

@@ -7,7 +7,7 @@ from typing import Any
 
 from wds_datapipes.datapipes import IterDataPipe, MapDataPipe
 from wds_datapipes.errors import StateError
-from wds_datapipes.fingerprint import fingerprint, format_value, is_secret, is_users
+from wds_datapipes.fingerprint import fingerprint, format_value, is_default, is_own, is_secret, is_users
 from wds_datapipes.io.read_limits import ReadLimits
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import graph_of
@@ -71,7 +71,8 @@ def description(stage: Any) -> str:
     """Describe a stage by its class and its arguments, with fingerprints of long values.
 
     The description covers the code of the user's functions and classes, but not their modules: a script and its
-    imported module have the same description. It omits credentials and the stage's progress in its epoch.
+    imported module have the same description. It omits credentials, the stage's progress in its epoch, and what a stage
+    of this package has by default: a release that adds an argument loads the states of the release before.
     """
     facts = arguments_of(stage)
     if vars(stage).get("_enabled", True) is False:  # set by DataLoader(shuffle=False)
@@ -98,15 +99,22 @@ def difference(saved: str | None, own: str | None) -> str:
 
 
 def arguments_of(stage: Any) -> dict[str, Any]:
-    """Return a stage's arguments if it stores them under their names, or else all of its attributes."""
+    """Return a stage's arguments if it stores them under their names, or else all of its attributes.
+
+    Those of a stage of this package are without the ones that have their default.
+    """
     attributes = {name: value for name, value in vars(stage).items() if name not in _IGNORED_ATTRIBUTES}
     kinds = [kind for kind in type(stage).__mro__ if "__init__" in vars(kind) and issubclass(kind, _PIPES)]
     found, missing = dict[str, Any](), not kinds
+    defaults = dict[str, Any]()
     options = attributes.get("_options")
     if has_options := isinstance(options, OpaqueValue):  # a `FunctionStage`
         found |= attributes.pop("_options").value
     for kind in kinds:
-        for parameter in list(inspect.signature(kind).parameters.values()):
+        parameters = list(inspect.signature(kind).parameters.values())
+        if is_own(kind):
+            defaults |= {each.name: each.default for each in parameters if each.default is not each.empty}
+        for parameter in parameters:
             name = next((name for name in (parameter.name, f"_{parameter.name}") if name in attributes), None)
             if name is not None:
                 found.setdefault(parameter.name, attributes[name])
@@ -122,6 +130,7 @@ def arguments_of(stage: Any) -> dict[str, Any]:
         name: value.value if isinstance(value, OpaqueValue) else value
         for name, value in found.items()
         if not (uses.get(name) == "ignored" or is_secret(name) or _holds_only_pipes(value))
+        if not (name in defaults and is_default(value, defaults[name]))
     }
 
 
