@@ -8,6 +8,7 @@
   comment was added above: a state is loaded where they are.
 - **retries**: of a server that cuts each connection after a number of bytes, how many bytes of a file arrive.
 - **redaction**: of credentials in texts, how many are hidden.
+- **answers**: the CPU time of a range of 100 kB from a near server, over a connection that is kept.
 
 The page about the engine quotes the results: docs/explanation/engine.md.
 """
@@ -39,9 +40,12 @@ import yarl
 from filelock import FileLock
 from harness.contest import in_turn
 from harness.questions import Question, answer, options
+from harness.store import store
 
 from wds_datapipes.io.file_lock import lock_file
 from wds_datapipes.io.openers import open_url
+from wds_datapipes.io.remote.remote_file import RemoteFile
+from wds_datapipes.io.remote.resuming_stream import fill
 from wds_datapipes.redaction import redact, redact_command
 
 #: What is done under the lock and without it, in seconds, how often each process takes it, and how many do.
@@ -235,6 +239,53 @@ def measure_redaction() -> dict[str, Any]:
     return {"credentials": len(TEXTS), "hidden": hidden}
 
 
+RANGE_BYTES = 100_000
+
+
+def ranges_by_urllib3(url: str) -> Callable[[int], int]:
+    pool, view = urllib3.PoolManager(), memoryview(bytearray(RANGE_BYTES))
+
+    def read(start: int) -> int:
+        headers = {"Range": f"bytes={start}-{start + RANGE_BYTES - 1}", "Accept-Encoding": "identity"}
+        response = pool.request("GET", url, headers=headers, preload_content=False)
+        count = response.readinto(view)
+        response.release_conn()
+        return count
+
+    return read
+
+
+def ranges_by_ours(url: str) -> Callable[[int], int]:
+    file, view = RemoteFile.open(url), memoryview(bytearray(RANGE_BYTES))
+    assert file is not None
+
+    def read(start: int) -> int:
+        with file.part(start, start + RANGE_BYTES) as stream:
+            return fill(stream, view)
+
+    return read
+
+
+def cpu_of_ranges(kind: Callable[[str], Callable[[int], int]], url: str, count: int) -> float:
+    """Return the CPU time of a range in seconds."""
+    read = kind(url)
+    read(0)
+    begin = time.process_time()
+    for number in range(count):
+        assert read(number * 7919 % (len(FILE) - RANGE_BYTES)) == RANGE_BYTES
+    return (time.process_time() - begin) / count
+
+
+def measure_answers(rounds: int, count: int) -> dict[str, Any]:
+    kinds = {"ours": ranges_by_ours, "urllib3": ranges_by_urllib3}
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "a.tar").write_bytes(FILE)
+        with store(Path(folder), 0.0, 1e12) as address:
+            measures = {name: partial(cpu_of_ranges, kind, f"{address}/a.tar", count) for name, kind in kinds.items()}
+            found, _ = in_turn("answers", measures, rounds)
+    return {name: round(1e6 * median(each)) for name, each in found.items()}
+
+
 def own_code(arguments: Namespace) -> dict[str, Any]:
     """Compare with each library."""
     return {
@@ -242,6 +293,7 @@ def own_code(arguments: Namespace) -> dict[str, Any]:
         "fingerprints": measure_fingerprints(),
         "retries": measure_retries(),
         "redaction": measure_redaction(),
+        "answers": measure_answers(arguments.rounds, 50 if arguments.quick else 2000),
     }
 
 

@@ -287,5 +287,6 @@ def section_of_own_code(facts: Any) -> Section:
                 ("credentials that are hidden", "redaction", "credentials", "hidden"),
             )
         ),
+        ("µs of CPU time for a range", ", ".join(f"{name} {each:,}" for name, each in facts["answers"].items())),
     ]
     return Section(table(("figure", "by"), rows))

@@ -72,11 +72,14 @@ class DaemonThreads:
         """Start a thread if no idle thread has taken a call; return whether it was started."""
         if self.is_closed.is_set() or self._calls.empty() or len(self._threads) >= self._count:
             return False
-        thread = threading.Thread(target=_run_calls, args=(self._calls, self.is_closed), name=self._name, daemon=True)
+        thread = self._new_thread()
         with defer_interrupts():  # otherwise `close` could wait for a thread that was not started
             thread.start()
             self._threads.append(thread)
         return True
+
+    def _new_thread(self) -> threading.Thread:
+        return threading.Thread(target=_run_calls, args=(self._calls, self.is_closed), name=self._name, daemon=True)
 
     def close(self, abort: Callable[[threading.Thread], object] = bool) -> None:
         """Cancel the calls that have not begun and wait briefly for the others.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain, islice, repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import psutil
@@ -40,7 +40,11 @@ from wds_datapipes.index.read.sample_reader import SampleReader
 from wds_datapipes.io import timeouts
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS
 from wds_datapipes.io.remote import distance
+from wds_datapipes.io.remote.http_connection import close_idle
+from wds_datapipes.io.request_threads import FIRST_THREADS, MAX_TOGETHER, Pace, RequestThreads, SentCall
 from wds_datapipes.testing import build_shard
+
+T = TypeVar("T")
 
 LIMIT_S = 300.0
 SIZES = (30, 1, 20)
@@ -204,9 +208,9 @@ def test_a_window_of_small_samples_is_read_in_long_pieces(
     sizes = [Path(url).stat().st_size for url in small_shards]
     read, spans = ShardRanges.read, list[int]()
 
-    def count(ranges: ShardRanges, start: int, end: int) -> Any:
+    def count(ranges: ShardRanges, start: int, end: int, *sent: Any) -> bytes:
         spans.append(end - start)
-        return read(ranges, start, end)
+        return read(ranges, start, end, *sent)
 
     monkeypatch.setattr(ShardRanges, "read", count)
     orders: tuple[Any, ...] = ("window", "global")
@@ -395,6 +399,32 @@ def test_closing_aborts_requests_and_leaves_no_thread(
     wait_for_read_ahead(before)
 
 
+@pytest.mark.parametrize("fault", [None, Fault(at=1000, how="reset"), Fault(at=1000, how="close"), Fault(status=503)])
+def test_requests_that_are_sent_together_are_each_answered_or_repeated(
+    proxy: FaultProxy, shards: tuple[str, Path], fault: Fault | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pace, "together", 8)
+    whole = sorted((sample for shard in SAMPLES for sample in shard), key=lambda sample: str(sample["__key__"]))
+    proxy.faults[:] = [None, fault, None, fault, fault] * 4
+    for order in ("global", "global"):  # the second time, with connections that are kept
+        found = [fields_of(sample) for sample in dataset(proxy.port, shards, order=order)]
+        assert sorted(found, key=lambda sample: str(sample["__key__"])) == whole
+
+
+def test_a_near_store_is_read_over_few_connections(
+    nginx: Nginx, proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On 64 hosts of 64 workers, each connection of a process is one of 4,096."""
+    monkeypatch.setattr(distance, "NEAR_S", LIMIT_S)
+    (folder := nginx.files / tmp_path.name).mkdir()
+    build_shard(folder / "1.tar", [{"__key__": f"{n:04}", "bin": bytes(200_000)} for n in range(200)])
+    close_idle()
+    before = proxy.accepted
+    samples = large_dataset(proxy.port, tmp_path.name, tmp_path)
+    assert sum(1 for _ in samples) == 200
+    assert proxy.accepted - before <= 1 + FIRST_THREADS * MAX_TOGETHER
+
+
 @pytest.mark.parametrize(
     ("fault", "kind", "found"),
     [
@@ -474,16 +504,17 @@ def test_a_request_reads_samples_of_one_group(
     url = local_urls(nginx)[0]
     requested = list[int]()
 
-    def submit(call: Callable[[], list[bytes]]) -> Future[list[bytes]]:
-        requested.append(group)
-        done = Future[list[bytes]]()
-        done.set_result(call())
-        return done
+    class Requests(RequestThreads):
+        def request(self, send: Callable[[], SentCall[T]]) -> Future[T]:
+            requested.append(group)
+            return super().request(send)
 
+    threads = Requests("wds-read-ahead")
     ranges, limits = ShardRanges(url, read_index(index_url(url, shards[1]))), DEFAULT_LIMITS
     plans = [plan_reading(ranges.index, numbers, groups=groups, limit=limit) for limit in (REMOTE, LOCAL)]
     planned = [
-        PlannedRanges(ranges, plan, None if number else submit, is_ascending=False) for number, plan in enumerate(plans)
+        PlannedRanges(ranges, plan, None if number else threads, is_ascending=False)
+        for number, plan in enumerate(plans)
     ]
     for group in np.unique(groups).tolist():
         planned[0].request(group)
@@ -491,6 +522,7 @@ def test_a_request_reads_samples_of_one_group(
     for plan, own in zip(plans, planned, strict=True):
         samples = PlannedSamples(plan, own, ranges, limits, {}).assemble(min(first, len(numbers)))
         assert [*map(fields_of, samples)] == [SAMPLES[0][number] for number in numbers[first:].tolist()]
+    threads.close()
     ranges.close()
 
 

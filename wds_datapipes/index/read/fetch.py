@@ -7,11 +7,11 @@ import os
 import threading
 import weakref
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from functools import partial
 from stat import S_ISREG
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO
 
 from wds_datapipes.counters import Counters
 from wds_datapipes.errors import ChangedShardError, ShardOpenError, ShardReadError
@@ -19,17 +19,18 @@ from wds_datapipes.index.format.origin import origin_of
 from wds_datapipes.index.format.shard_index import ShardIndex
 from wds_datapipes.index.read.plan import ReadPlan
 from wds_datapipes.io.openers import local_path, open_local, open_parts, redact
+from wds_datapipes.io.remote.distance import is_near
 from wds_datapipes.io.remote.remote_file import FileFacts, RemoteFile
 from wds_datapipes.io.remote.resuming_stream import ResumingStream, fill
+from wds_datapipes.io.remote.source import SentRequest
+from wds_datapipes.io.request_threads import RequestThreads, SentCall
+from wds_datapipes.io.urls import store_of
 from wds_datapipes.system import read_at
 from wds_datapipes.tar.buffer import ReadBuffer
 from wds_datapipes.tar.scanner import open_archive_ranges
 
 #: At most this many bytes are allocated before they arrive, because an index may claim any size.
 STEP_BYTES = 8 << 20
-
-Submit: TypeAlias = Callable[[Callable[[], list[bytes]]], Future[list[bytes]]]
-"""Calls a function in another thread."""
 
 
 class ShardRanges:
@@ -50,6 +51,7 @@ class ShardRanges:
         name: the shard, without credentials.
         index: its index.
         path: the path of a local shard, or of the copy.
+        store: the scheme and the host or bucket of the URL.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class ShardRanges:
         self.url, self.name, self.index, self._storage_options = url, redact(url), index, storage_options
         self._file, self._is_copy, self._is_open = copy, copy is not None, False
         self._origin = origin_of(url, storage_options)
+        self.store = store_of(self.name)
         self._lock = threading.Lock()
         self._remote: RemoteFile | None = None
         self._streams: set[ResumingStream] = set()  # ranges that are being read
@@ -99,8 +102,24 @@ class ShardRanges:
                 self._check_local(self._file)
             self._is_open = True
 
-    def read(self, start: int, end: int) -> bytes:
+    def send(self, start: int, end: int) -> SentCall[bytes]:
+        """Request the bytes from ``start`` up to ``end`` of a remote shard.
+
+        Raises:
+            ShardError: the shard cannot be opened.
+        """
+        self.keep_open()
+        remote = self._remote
+        sent = None if remote is None or start >= end else remote.send(start, end)
+        return SentCall(partial(self.read, start, end, sent), bool if sent is None else sent.close)
+
+    def read(self, start: int, end: int, sent: SentRequest | None = None) -> bytes:
         """Return the bytes from ``start`` up to ``end``.
+
+        Args:
+            start: the offset of the first byte.
+            end: the offset after the last byte.
+            sent: the request for them, if it was sent.
 
         Raises:
             ShardError: they cannot be read.
@@ -110,7 +129,7 @@ class ShardRanges:
             if len(data) == end - start:
                 return data
         if self.path is None:
-            return self._read_remote(start, end)
+            return self._read_remote(start, end, sent)
         with open_local(self.path, name=self.url) as file:  # also for the rest of an interrupted read
             file.seek(start)
             data = ReadBuffer(file, self.name, start).take(end - start)
@@ -118,14 +137,16 @@ class ShardRanges:
             raise self.changed_error(f"it ends before byte {end}")
         return data
 
-    def _read_remote(self, start: int, end: int) -> bytes:
+    def _read_remote(self, start: int, end: int, sent: SentRequest | None) -> bytes:
         """Return the bytes from ``start`` up to ``end`` of a shard that is then kept open."""
         self.keep_open()
         if (remote := self._remote) is None:  # another thread has closed it
+            if sent is not None:
+                sent.close()
             raise self._closed_error()
         if start >= end:
             return b""  # an empty range cannot be requested
-        with remote.part(start, end) as stream:
+        with remote.part(start, end, sent) as stream:
             self._streams.add(stream)  # first, because `close` may be called now
             try:
                 self._check_open()
@@ -212,8 +233,7 @@ class PlannedRanges:
     Args:
         ranges: reads the shard.
         plan: the ranges and requests.
-        submit: calls a function in another thread; None to read when a range is due.
-        on_wait: called before the reader waits for a request.
+        threads: read ahead; None to read when a range is due.
         is_ascending: whether the samples are in the order of the shard.
 
     Attributes:
@@ -222,27 +242,20 @@ class PlannedRanges:
     """
 
     def __init__(
-        self,
-        ranges: ShardRanges,
-        plan: ReadPlan,
-        submit: Submit | None,
-        on_wait: Callable[[], object] = bool,
-        *,
-        is_ascending: bool,
+        self, ranges: ShardRanges, plan: ReadPlan, threads: RequestThreads | None, *, is_ascending: bool
     ) -> None:
-        self._ranges, self._plan, self._submit, self._is_ascending = ranges, plan, submit, is_ascending
-        self._on_wait = on_wait
-        self._requests: dict[int, Future[list[bytes]]] = {}
+        self._ranges, self._plan, self._threads, self._is_ascending = ranges, plan, threads, is_ascending
+        self._requests: dict[int, Future[bytes]] = {}
         self.held: dict[int, bytes] = {}
-        self.is_held = plan.is_held if submit is None else [True] * len(plan.starts)
+        self.is_held = plan.is_held if threads is None else [True] * len(plan.starts)
         self._group = -1
 
     def request(self, group: int) -> None:
         """Begin to read the ranges of a group, if other threads do that."""
-        if self._submit is not None:
+        if self._threads is not None:
             groups = self._plan.groups
             for request in range(bisect_left(groups, group), bisect_right(groups, group)):
-                self._requests[request] = self._submit(partial(self._take, request))
+                self._requests[request] = self._threads.request(partial(self._ranges.send, *self._span(request)))
 
     def hold(self, number: int) -> bytes:
         """Return the data of a range, and hold it and the other ranges of its request.
@@ -255,23 +268,27 @@ class PlannedRanges:
         if self._is_ascending or plan.groups[request] != self._group:
             self._group = plan.groups[request]
             held.clear()
-        task = self._requests.pop(request, None)
-        if task is not None and not task.done():
-            self._on_wait()
-        held.update(enumerate(self._take(request) if task is None else task.result(), plan.firsts[request]))
+        held.update(enumerate(self._take(request), plan.firsts[request]))
         return held[number]
 
     def _take(self, request: int) -> list[bytes]:
-        """Read the ranges of a request at once."""
-        plan = self._plan
+        """Return the ranges of a request, which is read now if it is not read ahead."""
+        plan, threads = self._plan, self._threads
+        answer = self._requests.pop(request, None)
+        if threads is not None and answer is not None and not answer.done():
+            threads.quicken(is_near=is_near(self._ranges.store))
+        data = self._ranges.read(*self._span(request)) if answer is None else answer.result()
         first, end = plan.firsts[request : request + 2]
-        start = plan.starts[first]
-        data = self._ranges.read(start, plan.stops[end - 1])
         if end - first == 1:
             return [data]
-        view = memoryview(data)
+        view, start = memoryview(data), plan.starts[first]
         spans = zip(plan.starts[first:end], plan.stops[first:end], strict=True)
         return [bytes(view[begin - start : stop - start]) for begin, stop in spans]
+
+    def _span(self, request: int) -> tuple[int, int]:
+        """Return where the bytes of a request begin and end."""
+        plan = self._plan
+        return plan.starts[plan.firsts[request]], plan.stops[plan.firsts[request + 1] - 1]
 
 
 def has_random_access(url: str, *, storage_options: Mapping[str, Any] | None = None) -> bool:

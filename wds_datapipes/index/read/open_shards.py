@@ -15,13 +15,12 @@ from wds_datapipes.index.format.options import AccessOptions
 from wds_datapipes.index.format.origin import origin_of
 from wds_datapipes.index.format.shard_facts import ShardFacts
 from wds_datapipes.index.format.shard_index import ShardIndex
-from wds_datapipes.index.read.fetch import ShardRanges, Submit
+from wds_datapipes.index.read.fetch import ShardRanges
 from wds_datapipes.io.daemon_threads import DaemonThreads, close_result, set_result
 from wds_datapipes.io.openers import local_path
-from wds_datapipes.io.remote.distance import is_near
 from wds_datapipes.io.remote.in_flight import abort_request
 from wds_datapipes.io.remote.remote_file import FileFacts
-from wds_datapipes.io.urls import store_of
+from wds_datapipes.io.request_threads import RequestThreads
 from wds_datapipes.shard_cache.download import CacheFullError, DownloadRequest, UncachedError
 from wds_datapipes.shard_cache.entry import Entry, stamp
 from wds_datapipes.shard_cache.eviction import LeastRecentlyUsed, Priority
@@ -29,8 +28,8 @@ from wds_datapipes.shard_cache.store import CacheFolder
 
 T = TypeVar("T")
 
-#: The number of concurrent requests for remote shards at first, and its maximum. It doubles whenever the reader waits.
-FIRST_THREADS, MAX_THREADS = 4, 64
+#: The maximum number of shards that are opened at the same time.
+OPENED_AT_ONCE = 16
 
 
 class OpenShards:
@@ -69,7 +68,9 @@ class OpenShards:
         self._next: OpenShards | None = None
         self._next_lock = threading.Lock()
         self.is_closed = False
-        self.threads = DaemonThreads(FIRST_THREADS, "wds-read-ahead")
+        self._threads = DaemonThreads(OPENED_AT_ONCE, "wds-open")
+        #: What reads ranges ahead.
+        self.request_threads = None if self.is_local else RequestThreads("wds-read-ahead")
 
     def __getitem__(self, shard: int) -> ShardRanges:
         """Return a shard, which is opened if needed.
@@ -102,21 +103,7 @@ class OpenShards:
             done = Future[T]()
             set_result(done, function)
             return done
-        return self.threads.submit(function)
-
-    def submitter(self, shards: Iterable[int]) -> Submit | None:
-        """Return what calls a function in a thread, or None if the shards are local, or their stores are near."""
-        if self.is_local or all(shard < 0 or self._is_near(self._urls[shard]) for shard in shards):
-            return None
-        return self.threads.submit
-
-    def request_more(self) -> None:
-        """Send more requests at the same time, because the reader has to wait."""
-        self.threads.double(MAX_THREADS)
-
-    @staticmethod
-    def _is_near(url: str) -> bool:
-        return local_path(url) is not None or is_near(store_of(url))
+        return self._threads.submit(function)
 
     def open_next(self, following: OpenShards, shards: Iterable[int]) -> None:
         """Let the open shards of the next epoch begin to open some shards and to download their copies.
@@ -142,9 +129,12 @@ class OpenShards:
     def close(self) -> None:
         """Close all shards and abort the requests that read ahead."""
         self.is_closed, self._next = True, None
-        self.threads.stop()
+        pools = [self._threads] if self.request_threads is None else [self._threads, self.request_threads]
+        for pool in pools:
+            pool.stop()
         self._close_shards([*self._opened])
-        self.threads.close(abort_request)
+        for pool in pools:
+            pool.close(abort_request)
 
     def _close_shards(self, shards: Iterable[int]) -> None:
         for shard in shards:

@@ -17,7 +17,7 @@ from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.order.sample_order import Chunk
 from wds_datapipes.index.order.select import split_by_shards
 from wds_datapipes.index.read.assemble import Item, PlannedSamples
-from wds_datapipes.index.read.fetch import PlannedRanges, Submit
+from wds_datapipes.index.read.fetch import PlannedRanges
 from wds_datapipes.index.read.open_shards import OpenShards
 from wds_datapipes.index.read.plan import (
     ASCENDING_GROUPS,
@@ -30,6 +30,7 @@ from wds_datapipes.index.read.plan import (
     split_by_size,
 )
 from wds_datapipes.io.read_ahead import ReadAhead
+from wds_datapipes.io.request_threads import RequestThreads
 from wds_datapipes.tar.headers import BLOCK
 
 if TYPE_CHECKING:
@@ -157,13 +158,12 @@ class SampleReader:
                     sizes[chosen] = sizes_of(self.shards[shard].index, numbers[chosen], self._fields, below=below)
         stops = split_by_size(sizes, most)
         groups = np.repeat(np.arange(len(stops) - 1), np.diff(stops))
-        submit = self.shards.submitter(own)
         plans, streams = dict[int, "PlannedSamples | None"](), dict[int, Iterator[Item]]()
         for shard, chosen in own.items():
             plans[shard] = None
             with suppress(WdsError, OSError):  # yielded when its first sample is due
                 if shard >= 0:
-                    plans[shard] = self._plan(shard, numbers[chosen], groups[chosen], submit)
+                    plans[shard] = self._plan(shard, numbers[chosen], groups[chosen], self.shards.request_threads)
             streams[shard] = self._read_each(shard, numbers[chosen], groups[chosen], plans[shard])
         items = map(next, map(streams.__getitem__, shards.tolist())) if len(own) > 1 else streams[int(shards[0])]
         for group, (start, stop) in enumerate(pairwise(stops)):
@@ -171,14 +171,16 @@ class SampleReader:
             begin = partial(_begin, group, [plans[shard] for shard in those], islice(items, stop - start))
             yield SampleGroup(int(sizes[start:stop].sum()), those, begin)
 
-    def _plan(self, shard: int, numbers: Numbers, groups: Numbers, submit: Submit | None = None) -> PlannedSamples:
+    def _plan(
+        self, shard: int, numbers: Numbers, groups: Numbers, threads: RequestThreads | None = None
+    ) -> PlannedSamples:
         """Plan to read samples of a shard.
 
         Args:
             shard: the shard.
             numbers: the numbers of the samples.
             groups: the group of each sample, in ascending order.
-            submit: calls a function in another thread; by default, each sample is read when it is due.
+            threads: read ahead; by default, each sample is read when it is due.
 
         Raises:
             ShardError: it cannot be opened, or has changed since it was indexed.
@@ -188,7 +190,7 @@ class SampleReader:
         limit = REMOTE if ranges.path is None else LOCAL
         plan = plan_reading(ranges.index, numbers, self._fields, groups=groups, limit=limit)
         is_ascending = bool(np.all(numbers[1:] >= numbers[:-1]))
-        planned = PlannedRanges(ranges, plan, submit, self.shards.request_more, is_ascending=is_ascending)
+        planned = PlannedRanges(ranges, plan, threads, is_ascending=is_ascending)
         extra = {} if self._names is None else {"__dataset__": self._names[shard]}
         return PlannedSamples(plan, planned, ranges, self._access.limits, extra)
 

@@ -40,6 +40,9 @@ class FsspecStore:
         #: same file object.
         self._locks: dict[int, threading.Lock] = {}
 
+    def send(self, start: int, end: int) -> None:
+        """Return None, because the file systems of fsspec wait for each answer."""
+
     def open_first(self, count: int) -> OpenedSource:
         """Open the first ``count`` bytes if their version has a strong ETag, otherwise the whole file."""
         return self.open(0, count, is_first=True)

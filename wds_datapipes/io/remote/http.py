@@ -6,24 +6,26 @@ import os
 import re
 import ssl
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from datetime import timezone
 from email.utils import parsedate_to_datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 from urllib.request import getproxies
 
 from fsspec.config import conf  # type: ignore[import-untyped]  # it carries no types
 
 from wds_datapipes.io.after_fork import at_fork
-from wds_datapipes.io.remote.http_connection import SIZE, has_connected
-from wds_datapipes.io.remote.http_request import Access, Answer, HttpStatusError, request
+from wds_datapipes.io.remote.http_answer import SIZE, Answer
+from wds_datapipes.io.remote.http_request import Access, HttpStatusError, Request
 from wds_datapipes.io.remote.retry import is_transient
 from wds_datapipes.io.remote.source import (
     SHOWN,
     MonitoredFile,
     OpenedSource,
+    SentRequest,
     UnexpectedResponseError,
     etag_of,
     is_strong_etag,
@@ -126,23 +128,22 @@ class HttpClient:
             ) from error
         self._access = Access(timeouts, context, getproxies())  # slow: it reads all environment variables
 
-    def open(self, url: str, part: str | None = None, if_range: str | None = None) -> OpenedSource:
+    def request(self, url: str, part: str | None = None, if_range: str | None = None) -> Request:
         """Request a file or the range ``part`` of it, such as ``"512-1023"`` or ``"512-"``.
 
         If the file no longer has the ETag ``if_range``, the server sends the whole file.
 
         Raises:
-            UnexpectedResponseError: the response is neither the file nor that range.
-            Exception: see `request`.
+            Exception: see `Request`.
         """
         headers = {} if part is None else {"Range": f"bytes={part}"}
         headers |= {} if if_range is None else {"If-Range": if_range}
-        return opened_by(self._request(url, headers), part)
+        return self._request(url, headers)
 
     def info(self, url: str) -> dict[str, Any]:
         """Return the size, ETag and date of a file, as far as its server reports them."""
         try:
-            response = self._request(url, {}, "HEAD")
+            response = self._request(url, {}, "HEAD").answer()
             response.close()
             length = response.headers.get("Content-Length", "")
             if response.status == 200 and SIZE.fullmatch(length) and _content_encoding(response) == "identity":
@@ -151,7 +152,7 @@ class HttpClient:
             if is_transient(error):
                 raise
         try:
-            response = self._request(url, {"Range": "bytes=0-0"})
+            response = self._request(url, {"Range": "bytes=0-0"}).answer()
         except HttpStatusError as error:
             none = NO_RANGE.fullmatch(error.headers.get("Content-Range", ""))
             if error.status != 416 or none is None:
@@ -168,10 +169,10 @@ class HttpClient:
 
     glob = ls
 
-    def _request(self, url: str, more: Mapping[str, str], method: str = "GET") -> Answer:
+    def _request(self, url: str, more: Mapping[str, str], method: str = "GET") -> Request:
         # With content encoding, ranges would count compressed bytes.
         headers = {**self._headers, "Accept-Encoding": "identity", **more}
-        return request(url, headers, self._access, method)
+        return Request(url, headers, self._access, method)
 
 
 def _content_encoding(response: Answer) -> str:
@@ -219,14 +220,23 @@ class HttpStore:
         self._remote, self._sign = remote, sign
         self._etag: str | None = None
 
+    def send(self, start: int, end: int | None = None) -> SentRequest:
+        """Request the bytes from ``start`` up to ``end``; a server without range support sends the whole file."""
+        since = time.perf_counter()
+        client, url = (self._remote.filesystem, self._remote.path) if self._sign is None else self._sign()
+        part = (f"{start}-{end - 1}",) if end is not None else (f"{start}-", self._etag) if start else ()
+        request: Request = client.request(url, *part)
+        return SentRequest(partial(self._receive, request, start, end, *part[:1]), request.close, since)
+
     def open(self, start: int, end: int | None = None) -> OpenedSource:
         """Open the file at an offset; a server without range support sends it from the beginning."""
-        remote = self._remote
-        client, url = (remote.filesystem, remote.path) if self._sign is None else self._sign()
-        part = (f"{start}-{end - 1}",) if end is not None else (f"{start}-", self._etag) if start else ()
-        opened = client.open(url, *part)
-        if has_connected():
+        return self.send(start, end).open()
+
+    def _receive(self, request: Request, start: int, end: int | None, part: str | None = None) -> OpenedSource:
+        remote, answer = self._remote, request.answer()
+        if answer.is_first:
             remote.counters.count(f"connections/{remote.store}")
+        opened = opened_by(answer, part)
         self._etag = opened.version[0] if opened.is_strong else None
         if end is not None and opened.stop is not None and opened.stop > end:
             opened.file.close()
@@ -239,7 +249,7 @@ class HttpStore:
                 f"the server sends bytes {opened.start} to {opened.stop - 1} of a file but not its size (the "
                 "Content-Range ends in a star), so it is unknown whether more bytes follow"
             )
-        return opened._replace(file=MonitoredFile(opened.file, self._remote))
+        return opened._replace(file=MonitoredFile(opened.file, remote))
 
     def open_first(self, count: int) -> OpenedSource:
         """Open the first ``count`` bytes if their version has a strong ETag, otherwise the whole file."""

@@ -1,23 +1,22 @@
-"""HTTP requests: redirects, proxies and credentials, and answers whose bodies are streamed."""
+"""HTTP requests: redirects, proxies and credentials."""
 
 from __future__ import annotations
 
 import base64
-import os
 import re
 import ssl
 from collections.abc import Mapping
 from contextlib import closing, suppress
 from functools import lru_cache
-from http.client import HTTPException, InvalidURL
-from typing import Any, NamedTuple
+from http.client import HTTPException, InvalidURL, RemoteDisconnected
+from typing import NamedTuple
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 from urllib.request import proxy_bypass
 
-from urllib3 import BaseHTTPResponse, Timeout
-from urllib3.exceptions import HTTPError, ProtocolError
+from urllib3.exceptions import HTTPError
 
-from wds_datapipes.io.remote.http_connection import Response, forget_connecting, has_connected, pool_of
+from wds_datapipes.io.remote.http_answer import Answer
+from wds_datapipes.io.remote.http_connection import Connection, Proxy, Route, close_idle, take_idle
 from wds_datapipes.io.timeouts import ResolvedTimeouts
 from wds_datapipes.redaction.storage_options import raise_alone
 
@@ -38,55 +37,6 @@ ERROR_PARTS, ERROR_BYTES = re.compile(r"<(Code|Region)>([\w.-]{1,100})</"), 4 <<
 SIGNED = re.compile(r"(?i)[?&]x-(?:amz|goog)-signature=")
 #: The error of http.client for a proxy that does not forward to a server: the status and its description.
 REFUSED = re.compile(r"Tunnel connection failed: (\d{3}) ?(.*)")
-
-
-class Answer:
-    """A response of a server. After its body is read to its end, another request can use the connection.
-
-    Args:
-        pooled: the response of urllib3.
-        idle_s: for how many seconds the connection is then kept.
-
-    Attributes:
-        status: the HTTP status.
-        reason: the server's description of it.
-        headers: the headers by capitalized name, such as ``"Etag"``; the first one counts if a name is repeated.
-    """
-
-    def __init__(self, pooled: BaseHTTPResponse, idle_s: float) -> None:
-        self._pooled, self._idle_s, self._process = pooled, idle_s, os.getpid()
-        # urllib3's response copies the body once more, and reads until a buffer is full.
-        self._response: Response | None = pooled._original_response  # type: ignore[attr-defined]
-        self.status, self.reason = self._response.status, self._response.reason
-        self.headers = {name.title(): value.strip() for name, value in reversed(self._response.headers.items())}
-
-    def readinto(self, view: memoryview) -> int:
-        """Read the available bytes, at most ``len(view)``; 0 at the end.
-
-        Raises:
-            TimeoutError: no data arrive.
-            EOFError: the connection has ended too early.
-        """
-        if (response := self._response) is None:
-            raise ValueError("the response is closed")
-        return response.readinto1(view)
-
-    def abort(self) -> None:
-        """Abort a read in another thread, which then closes the response."""
-        if (response := self._response) is not None:
-            response.incoming.abort()
-
-    def close(self) -> None:
-        """End the request."""
-        response, self._response = self._response, None
-        if response is None or os.getpid() != self._process:  # the parent process may still use the connection
-            return
-        if response.has_ended or response.drain():
-            response.close()
-            self._pooled.connection.idle_s = self._idle_s  # type: ignore[union-attr]  # it is a TimedConnection
-            self._pooled.release_conn()
-        else:
-            self._pooled.close()
 
 
 class HttpStatusError(Exception):
@@ -122,8 +72,8 @@ class Access(NamedTuple):
     proxies: Mapping[str, str]
 
 
-def request(url: str, headers: Mapping[str, str], access: Access, method: str = "GET") -> Answer:
-    """Send a request and return its response, following redirects and using a proxy if necessary.
+class Request:
+    """A request that was sent; it is sent again if it is redirected. `answer` returns the answer.
 
     Args:
         url: ``http:`` or ``https:``; user and password in it are sent as HTTP Basic authentication.
@@ -132,31 +82,102 @@ def request(url: str, headers: Mapping[str, str], access: Access, method: str = 
         method: ``"GET"`` or ``"HEAD"``.
 
     Raises:
-        FileNotFoundError: the file does not exist.
-        HttpStatusError: the server returned another error, or redirects in circles.
         OSError: the network failed.
-        http.client.HTTPException: the response is not HTTP.
+        http.client.HTTPException: the proxy does not answer with HTTP.
     """
-    current, sent = _place_of(url), {**USER_AGENT, **headers}
-    for _ in range(MAX_REDIRECTS + 1):
-        if current.authorization is not None and not any(name.lower() == "authorization" for name in sent):
-            sent["Authorization"] = current.authorization
-        response = _send_once(method, current, sent, access)
-        if response.status not in REDIRECTS or not (location := response.headers.get("Location")):
-            return _accept(response)
-        try:
-            following = _place_of(urljoin(current.url.geturl(), location))
-        except BaseException:
-            response.close()
-            raise
-        if following.server[1] != current.server[1] and SIGNED.search(current.target):
-            # The signature is that of a request to this host; S3 redirects requests for buckets of other regions.
-            raise _status_error(response)
-        response.close()
-        if following.server != current.server:
-            sent = {name: value for name, value in sent.items() if name.lower() not in SECRET}
-        current = following
-    raise HttpStatusError(response.status, f"it redirects {MAX_REDIRECTS} times", response.headers)
+
+    def __init__(self, url: str, headers: Mapping[str, str], access: Access, method: str = "GET") -> None:
+        self._place, self._headers, self._access, self._method = (
+            _place_of(url),
+            {**USER_AGENT, **headers},
+            access,
+            method,
+        )
+        self._connection: Connection | None = self._send()
+
+    def answer(self) -> Answer:
+        """Return the answer, following redirects.
+
+        Raises:
+            FileNotFoundError: the file does not exist.
+            HttpStatusError: the server returned another error, or redirects in circles.
+            OSError: the network failed.
+            http.client.HTTPException: the answer is not HTTP.
+        """
+        for _ in range(MAX_REDIRECTS + 1):
+            answer = self._receive()
+            if answer.status not in REDIRECTS or not (location := answer.headers.get("Location")):
+                return _accept(answer)
+            current = self._place
+            try:
+                following = _place_of(urljoin(current.url.geturl(), location))
+            except BaseException:
+                answer.close()
+                raise
+            if following.server[1] != current.server[1] and SIGNED.search(current.target):
+                # The signature is that of a request to this host; S3 redirects requests for buckets of other regions.
+                raise _status_error(answer)
+            answer.close()
+            if following.server != current.server:
+                self._headers = {name: value for name, value in self._headers.items() if name.lower() not in SECRET}
+            self._place = following
+        raise HttpStatusError(answer.status, f"it redirects {MAX_REDIRECTS} times", answer.headers)
+
+    def close(self) -> None:
+        """Drop a request whose answer is not needed."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _receive(self) -> Answer:
+        """Receive an answer, on a new connection if the server has closed an idle one, which it may do at any time."""
+        connection, self._connection = self._connection or self._send(), None
+        while True:
+            try:
+                return Answer(connection, self._method, self._access.timeouts)
+            except (OSError, RemoteDisconnected) as error:
+                if isinstance(error, TimeoutError) or not connection.kept_until:
+                    raise
+            close_idle(connection.route)
+            connection = self._send()
+
+    def _send(self) -> Connection:
+        """Send the request, and return the connection that receives the answer."""
+        place, limits, sent = self._place, self._access.timeouts, self._headers
+        if place.authorization is not None and not any(name.lower() == "authorization" for name in sent):
+            self._headers = sent = {**sent, "Authorization": place.authorization}
+        proxy, target = _proxy_of(place.url, self._access.proxies), place.target
+        if not any(name.lower() == "host" for name in sent):
+            sent = {"Host": place.host, **sent}
+        if proxy is not None and place.url.scheme == "http":
+            target, sent = f"http://{place.host}{target}", {**sent, **proxy.headers}
+        lines = "".join(f"{name}: {value}\r\n" for name, value in sent.items())
+        if lines.count("\r") + lines.count("\n") != 2 * len(sent):
+            raise InvalidURL(f"one of the headers {', '.join(sent)} has a line break")
+        request = f"{self._method} {target} HTTP/1.1\r\n{lines}\r\n".encode("latin-1")
+        route = Route(place.server, self._access.context, proxy)
+        while True:
+            connection = take_idle(route) or _connect(route, limits.connect_s)
+            try:
+                connection.sock.settimeout(limits.connect_s)
+                connection.sock.sendall(request)
+            except BaseException as error:
+                connection.close()
+                if not isinstance(error, OSError) or not connection.kept_until:
+                    raise
+            else:
+                return connection
+
+
+def _connect(route: Route, limit_s: float) -> Connection:
+    try:
+        return route.connect(limit_s)
+    except HTTPError as error:
+        raise_alone(_cause_of(error))
+    except OSError as error:
+        if refused := REFUSED.search(str(error)):
+            raise HttpStatusError(int(refused[1]), f"{refused[2]} (of the proxy)", {}) from None
+        raise
 
 
 class Place(NamedTuple):
@@ -191,32 +212,6 @@ def _place_of(text: str) -> Place:
     return Place(url, server, host, target, None if url.username is None else _basic(url))
 
 
-def _send_once(method: str, place: Place, headers: Mapping[str, str], access: Access) -> Answer:
-    proxy, limits = _proxy_of(place.url, access.proxies), access.timeouts
-    for name, value in headers.items():
-        if "\r" in f"{name}{value}" or "\n" in f"{name}{value}":
-            raise InvalidURL(f"the header {name!r} has a line break")
-    through = ("",) if proxy is None else (f"http://{proxy.hostname}:{proxy.port or 80}", _proxy_headers(proxy))
-    is_forwarded = proxy is not None and place.url.scheme == "http"
-    target = f"http://{place.host}{place.target}" if is_forwarded else place.target
-    pool = pool_of(place.server, access.context, *through)
-    options: dict[str, Any] = {
-        "headers": {"Host": place.host, **headers},
-        "timeout": Timeout(connect=limits.connect_s, read=limits.response_s),
-        "retries": False,
-        "assert_same_host": False,
-        "preload_content": False,
-    }
-    while True:
-        forget_connecting()
-        try:
-            return Answer(pool.urlopen(method, target, **options), limits.idle_s)
-        except HTTPError as error:
-            # A server may close an idle connection at any time.
-            if has_connected() or not isinstance(error, ProtocolError):
-                raise_alone(_cause_of(error))
-
-
 def _cause_of(error: Exception) -> Exception:
     """Return the error of the system or of http.client behind one of urllib3, which may contain the URL."""
     while isinstance(error, HTTPError):
@@ -224,8 +219,6 @@ def _cause_of(error: Exception) -> Exception:
         if (cause := next((each for each in causes if isinstance(each, Exception)), None)) is None:
             break
         error = cause
-    if refused := REFUSED.search(str(error)):
-        return HttpStatusError(int(refused[1]), f"{refused[2]} (of the proxy)", {})
     return error
 
 
@@ -247,7 +240,7 @@ def _status_error(answer: Answer) -> Exception:
     return HttpStatusError(answer.status, answer.reason, answer.headers, text)
 
 
-def _proxy_of(url: SplitResult, proxies: Mapping[str, str]) -> SplitResult | None:
+def _proxy_of(url: SplitResult, proxies: Mapping[str, str]) -> Proxy | None:
     """Return the proxy for a URL; None if the environment variable ``no_proxy`` names its host."""
     text = proxies.get(url.scheme) or proxies.get("all")
     if not text or proxy_bypass(str(url.hostname)):
@@ -258,11 +251,7 @@ def _proxy_of(url: SplitResult, proxies: Mapping[str, str]) -> SplitResult | Non
             f"the environment variable {url.scheme}_proxy, or all_proxy, names a proxy of the scheme {proxy.scheme!r}, "
             f"but only http proxies are supported. Set no_proxy={url.hostname} to bypass it"
         )
-    return proxy
-
-
-def _proxy_headers(proxy: SplitResult) -> dict[str, str]:
-    return {} if proxy.username is None else {"Proxy-Authorization": _basic(proxy)}
+    return Proxy(proxy.hostname, proxy.port or 80, "" if proxy.username is None else _basic(proxy))
 
 
 def _basic(url: SplitResult) -> str:

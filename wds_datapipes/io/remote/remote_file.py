@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from wds_datapipes.io.remote.filesystem import RemotePath
 from wds_datapipes.io.remote.fsspec_file import FsspecStore
 from wds_datapipes.io.remote.resuming_stream import ResumingStream, fill
 from wds_datapipes.io.remote.retry import status_of
-from wds_datapipes.io.remote.source import SHOWN, OpenedSource, UnexpectedResponseError, etag_of
+from wds_datapipes.io.remote.source import SHOWN, OpenedSource, SentRequest, UnexpectedResponseError, etag_of
 from wds_datapipes.io.streams import RawStream, move_bytes
 from wds_datapipes.io.urls import known_schemes, split_scheme
 from wds_datapipes.redaction import redact
@@ -52,6 +52,13 @@ class Store(Protocol):
 
     def open(self, start: int, end: int | None = None) -> OpenedSource:
         """Open the file from an offset up to ``end``, or from its beginning if the store only sends whole files.
+
+        Raises:
+            Exception: any error of the store's library.
+        """
+
+    def send(self, start: int, end: int) -> SentRequest | None:
+        """Request a part without waiting for the answer; None if the store's library always waits.
 
         Raises:
             Exception: any error of the store's library.
@@ -111,7 +118,7 @@ class RemoteFile:
 
         def open_at(offset: int) -> OpenedSource:
             if self.has_parts and self.size is not None:
-                return self._open_within(0, min(count, self.size), offset)
+                return self._open_within(0, min(count, self.size), [], offset)
             opened = self._store.open(offset) if offset else self._store.open_first(count)
             if offset or opened.size is None or opened.stop in (None, opened.size):
                 return opened
@@ -120,24 +127,38 @@ class RemoteFile:
 
         return ResumingStream(self._remote.of_part(), open_at).open()
 
-    def part(self, start: int, end: int) -> ResumingStream:
+    def send(self, start: int, end: int) -> SentRequest | None:
+        """Request the bytes from ``start`` up to ``end`` for `part`, so that several answers arrive at the same time.
+
+        It returns None if that is impossible, also if it fails: then `part` sends the request.
+        """
+        with suppress(Exception):  # every network library has its own errors
+            return self._store.send(start, end)
+        return None
+
+    def part(self, start: int, end: int, sent: SentRequest | None = None) -> ResumingStream:
         """Return a stream of the bytes from ``start`` up to ``end``, or to the end of the file if that is -1.
+
+        Args:
+            start: the offset of the first byte.
+            end: the offset after the last byte.
+            sent: the request for it, if it was sent.
 
         Raises:
             ChangedShardError: the file has changed since it was opened or ends before ``start``.
             ShardOpenError: it cannot be opened.
         """
-        stop = self.size if end < 0 else end
-        return ResumingStream(self._remote.of_part(), partial(self._open_within, start, stop), start).open()
+        stop, requests = self.size if end < 0 else end, [] if sent is None else [sent]
+        return ResumingStream(self._remote.of_part(), partial(self._open_within, start, stop, requests), start).open()
 
-    def _open_within(self, start: int, stop: int | None, offset: int) -> OpenedSource:
-        """Open a part at an offset in it."""
-        opened = self._open_at(start + offset, stop)
+    def _open_within(self, start: int, stop: int | None, sent: list[SentRequest], offset: int) -> OpenedSource:
+        """Open a part at an offset in it, or receive the answer to the request that was sent."""
+        opened = self._open_at(start + offset, stop, sent.pop() if sent else None)
         # If the store does not report the size of the file, the range may be shorter.
         size = None if stop is None or opened.size is None else stop - start
         return opened._replace(start=offset, size=size, stop=None if opened.stop is None else opened.stop - start)
 
-    def _open_at(self, start: int, end: int | None) -> OpenedSource:
+    def _open_at(self, start: int, end: int | None, sent: SentRequest | None = None) -> OpenedSource:
         """Open the version of the file that was opened first, at an offset.
 
         Raises:
@@ -146,9 +167,9 @@ class RemoteFile:
         """
         if end is not None and start >= end:
             raise self._shorter_error(start)
-        begin = time.perf_counter()
+        begin = time.perf_counter() if sent is None else sent.since
         try:
-            opened = self._store.open(start, end)
+            opened = self._store.open(start, end) if sent is None else sent.open()
             note_answer(self._remote.store, time.perf_counter() - begin)
             with ExitStack() as stack:
                 stack.callback(opened.file.close)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from wds_datapipes.io.daemon_threads import TooSlowError
@@ -101,6 +101,20 @@ class OpenedSource(NamedTuple):
     stop: int | None = None
     #: Whether the store can open the file at any offset.
     can_seek: bool = False
+
+
+class SentRequest(NamedTuple):
+    """A request for a part of a file that was sent.
+
+    Attributes:
+        open: waits for the answer and returns the part, or raises any error of the store's library.
+        close: drops the request.
+        since: when it was begun, by `time.perf_counter`.
+    """
+
+    open: Callable[[], OpenedSource]
+    close: Callable[[], object]
+    since: float
 
 
 def version_of(*facts: Any) -> tuple[str, ...]:

@@ -1,0 +1,145 @@
+"""Requests that few threads send together: their answers, their errors, and what closing drops."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
+
+import pytest
+
+from wds_datapipes.io import daemon_threads, request_threads
+from wds_datapipes.io.request_threads import MAX_TOGETHER, RequestThreads, SentCall
+
+LIMIT_S = 300.0
+
+
+class Requests:
+    """Records what is sent, received and dropped; each answer is its number."""
+
+    def __init__(self) -> None:
+        self.log: list[tuple[str, int]] = []
+        self.released = threading.Event()
+        self.released.set()
+
+    def request(self, number: int, error: str = "") -> Callable[[], SentCall[int]]:
+        def receive() -> int:
+            self.released.wait(LIMIT_S)
+            if error == "receive":
+                raise ValueError(f"no answer {number}")
+            self.log.append(("received", number))
+            return number
+
+        def send() -> SentCall[int]:
+            self.log.append(("sent", number))
+            if error == "send":
+                raise ValueError(f"not sent {number}")
+            return SentCall(receive, lambda: self.log.append(("dropped", number)))
+
+        return send
+
+
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "requests"]
+
+
+@pytest.fixture
+def requests() -> Requests:
+    return Requests()
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[RequestThreads]:
+    """Yield a pool of one thread."""
+    monkeypatch.setattr(request_threads, "FIRST_THREADS", 1)
+    made = RequestThreads("requests")
+    yield made
+    made.close()
+    assert not threads()
+
+
+def hold_thread(pool: RequestThreads) -> threading.Event:
+    """Let the thread of a pool wait until an event is set, so that requests gather."""
+    begun, released = threading.Event(), threading.Event()
+
+    def wait() -> bool:
+        begun.set()
+        return released.wait(LIMIT_S)
+
+    pool.request(lambda: SentCall(wait, bool))
+    assert begun.wait(LIMIT_S)
+    return released
+
+
+def quicken(pool: RequestThreads, times: int) -> None:
+    for _ in range(times):
+        pool.quicken(is_near=True)
+
+
+@pytest.mark.parametrize("quicker", [0, 1, 2])
+def test_requests_are_sent_before_the_first_answer_is_awaited(
+    pool: RequestThreads, requests: Requests, quicker: int
+) -> None:
+    quicken(pool, quicker)
+    released = hold_thread(pool)
+    futures = [pool.request(requests.request(number)) for number in range(8)]
+    released.set()
+    assert [future.result(LIMIT_S) for future in futures] == [*range(8)]
+    together = 2**quicker
+    assert requests.log == [
+        (what, number)
+        for first in range(0, 8, together)
+        for what in ("sent", "received")
+        for number in range(first, first + together)
+    ]
+
+
+def test_an_error_concerns_only_its_own_request(pool: RequestThreads, requests: Requests) -> None:
+    quicken(pool, 3)
+    released = hold_thread(pool)
+    errors = {1: "send", 2: "receive"}
+    futures = [pool.request(requests.request(number, errors.get(number, ""))) for number in range(4)]
+    released.set()
+    assert (futures[0].result(LIMIT_S), futures[3].result(LIMIT_S)) == (0, 3)
+    for number, found in ((1, "not sent 1"), (2, "no answer 2")):
+        with pytest.raises(ValueError, match=found):
+            futures[number].result(LIMIT_S)
+
+
+def test_closing_drops_what_was_sent_and_cancels_the_rest(
+    pool: RequestThreads, requests: Requests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon_threads, "GRACE_S", 0.0)
+    requests.released.clear()
+    quicken(pool, 1)
+    released = hold_thread(pool)
+    futures = [pool.request(requests.request(number)) for number in range(4)]
+    released.set()
+    while ("sent", 1) not in requests.log:
+        time.sleep(0.001)
+    pool.close()
+    requests.released.set()
+    assert futures[0].result(LIMIT_S) == 0  # the thread was waiting for it
+    for future in futures[1:]:
+        with pytest.raises(CancelledError):
+            future.result(LIMIT_S)
+    assert requests.log[2:] == [("received", 0), ("dropped", 1)]
+
+
+@pytest.mark.parametrize("is_near", [True, False])
+def test_the_number_of_threads_and_requests_has_a_limit(is_near: bool, requests: Requests) -> None:
+    pool = RequestThreads("requests")
+    requests.released.clear()
+    for _ in range(20):
+        pool.quicken(is_near=is_near)
+    futures = [pool.request(requests.request(number)) for number in range(1000)]
+    most = request_threads.FIRST_THREADS if is_near else request_threads.MAX_THREADS
+    while len(threads()) < most:
+        pool.quicken(is_near=is_near)  # starts threads for what waits
+    assert len(threads()) == most
+    assert len(requests.log) <= most * MAX_TOGETHER
+    requests.released.set()
+    assert [future.result(LIMIT_S) for future in futures] == [*range(1000)]
+    assert len(threads()) == most
+    pool.close()
