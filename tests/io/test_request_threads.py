@@ -127,6 +127,11 @@ def test_closing_drops_what_was_sent_and_cancels_the_rest(
     assert requests.log[2:] == [("received", 0), ("dropped", 1)]
 
 
+def test_a_process_sends_at_most_32_requests_to_a_near_store_and_256_to_a_distant_one() -> None:
+    first, most = request_threads.FIRST_THREADS, request_threads.MAX_THREADS
+    assert (first, first * MAX_TOGETHER, most * MAX_TOGETHER) == (2, 32, 256)
+
+
 @pytest.mark.parametrize("is_near", [True, False])
 def test_the_number_of_threads_and_requests_has_a_limit(is_near: bool, requests: Requests) -> None:
     pool = RequestThreads("requests")
