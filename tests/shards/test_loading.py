@@ -109,7 +109,7 @@ def test_no_more_shards_are_taken_than_remain(shard: str) -> None:
 def test_a_span_of_a_local_shard_is_reached_by_seeking(tmp_path: Path) -> None:
     url = build_shard(tmp_path / "large.tar", [{"__key__": key, "bin": bytes(8 << 20)} for key in "ab"])
     start = (8 << 20) + 512
-    with closing(ArchiveSpans(url, {}, ReadLimits(), start)) as archive:
+    with closing(ArchiveSpans(url, {}, ReadLimits(), start, lambda *_: None)) as archive:
         before = psutil.Process().io_counters().read_chars
         assert archive.open_span(start, start + 512).read(512)[:5] == b"b.bin"
         assert psutil.Process().io_counters().read_chars - before < 4 << 20

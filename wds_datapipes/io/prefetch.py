@@ -15,6 +15,7 @@ from wds_datapipes.io.openers import open_url
 from wds_datapipes.io.urls import OpeningURL, is_remote, split_scheme, store_of
 
 if TYPE_CHECKING:
+    from wds_datapipes.io.remote.remote_file import RemoteFile
     from wds_datapipes.io.remote.remote_parts import RemoteParts
 
 T = TypeVar("T")
@@ -108,18 +109,35 @@ class ShardPrefetcher(Iterable[T]):
         if index not in self._fetches and not self._is_prefetchable(path):
             return open_url(path, **options)
         self._fetch(index, path)
+        return self._stream_of(index)
+
+    def open_rest(self, index: int, path: str, file: RemoteFile, start: int) -> BinaryIO | None:
+        """Open the rest of a shard that was yielded, from an offset on; None if it should be read as one stream.
+
+        Args:
+            index: the index of the shard in the source.
+            path: the shard.
+            file: the same, open.
+            start: the offset.
+        """
+        if not file.has_parts or not self._part_bytes or start >= (file.size or 0) or not self._is_prefetchable(path):
+            return None
+        self._fetch(index, path, file, start)
+        return self._stream_of(index)
+
+    def _stream_of(self, index: int) -> BinaryIO:
         self._extend(index, False)
         parts, extend, release = self._fetches[index], partial(self._extend, index), partial(self._release, index)
         return cast(BinaryIO, PrefetchedStream(parts, extend, release))
 
-    def _fetch(self, index: int, url: str) -> None:
-        """Start prefetching a shard, unless it is already being prefetched."""
+    def _fetch(self, index: int, url: str, *rest: Any) -> None:
+        """Start prefetching a shard, or the rest of an open one, unless it is already being prefetched."""
         if index not in self._fetches:
             from wds_datapipes.io.remote.remote_parts import RemoteParts  # only remote shards need it
 
             with defer_interrupts():  # otherwise a started thread could be unknown and never stopped
                 self._fetches[index] = RemoteParts(
-                    url, self._options, self._part_bytes, self._expected_bytes, self._unused
+                    url, self._options, self._part_bytes, self._expected_bytes, self._unused, *rest
                 )
 
     def _release(self, index: int) -> None:

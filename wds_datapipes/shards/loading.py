@@ -215,7 +215,8 @@ class ShardReader:
         if spans == [WHOLE]:
             yield shard, self._read_whole(shard)
             return
-        archive = ArchiveSpans(shard.url, self._opener_options, self.options.limits, last_start=spans[-1][0])
+        open_rest = partial(self._prefetcher.open_rest, shard.number, shard.url)
+        archive = ArchiveSpans(shard.url, self._opener_options, self.options.limits, spans[-1][0], open_rest)
         with closing(archive):
             for start, end in spans:
                 part = Shard(shard.url, shard.local_path, shard.number, end)

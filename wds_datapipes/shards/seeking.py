@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -54,10 +54,19 @@ class ArchiveSpans:
         options: passed to `open_url`.
         limits: the limits on decompression.
         last_start: the offset of the last span.
+        open_rest: opens a remote archive from an offset to its end, or returns None.
     """
 
-    def __init__(self, url: str, options: Mapping[str, Any], limits: ReadLimits, last_start: int) -> None:
+    def __init__(
+        self,
+        url: str,
+        options: Mapping[str, Any],
+        limits: ReadLimits,
+        last_start: int,
+        open_rest: Callable[[RemoteFile, int], BinaryIO | None],
+    ) -> None:
         self._url, self._options, self._limits, self._last_start = url, options, limits, last_start
+        self._open_rest = open_rest
         self._stack = ExitStack()
         self._remote: RemoteFile | None = None
         self._stream: BinaryIO | None = None
@@ -73,7 +82,8 @@ class ArchiveSpans:
         if self._remote is not None:
             if self._stream is not None:
                 self._stream.close()
-            self._stream = buffer_stream(self._remote.part(start, end))
+            rest = self._open_rest(self._remote, start) if end < 0 else None
+            self._stream = buffer_stream(self._remote.part(start, end)) if rest is None else rest
             return self._stream
         stream, section = cast(BinaryIO, self._stream), cast(_Section, self._section)
         with name_read_errors(redact(self._url)):

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 from site_server import Site
 
-from wds_datapipes import ShardList
+from wds_datapipes import ShardList, StatefulShards
 from wds_datapipes.io.remote import distance
 from wds_datapipes.testing import build_shard
 
@@ -72,3 +72,24 @@ def test_a_copy_is_downloaded_in_parts_of_1_mib(site: Site, tmp_path: Path) -> N
     asked = {headers["Range"] for _, headers in site.asked if "Range" in headers}
     ends = [*range(0, len(site.body), MIB), len(site.body)]
     assert asked == {f"bytes={begin}-{end - 1}" for begin, end in itertools.pairwise(ends)}
+
+
+def test_the_rest_of_a_shard_comes_in_parts_after_a_resume(site: Site) -> None:
+    assert site.body is not None
+    keys = [f"{number:02d}" for number in range(SAMPLES)]
+
+    def loader() -> StatefulShards:
+        return StatefulShards(ShardList(site.url()).load_wds_shards().group_samples())
+
+    first = loader()
+    assert [sample["__key__"] for sample in itertools.islice(first, 3)] == keys[:3]
+    state = first.state_dict()
+    site.asked.clear()
+    (resumed := loader()).load_state_dict(state)
+    assert [sample["__key__"] for sample in resumed] == keys[3:]
+    ranges = [headers["Range"].removeprefix("bytes=") for _, headers in site.asked if "Range" in headers]
+    begins = sorted(int(each.partition("-")[0]) for each in ranges)
+    assert begins[0] == 0  # the first header shows the format
+    start = begins[1]
+    assert begins[1:] == [*range(start, len(site.body), 2 * MIB)]
+    assert len(begins) > 3

@@ -192,6 +192,7 @@ class RemoteFile:
                 if self._check is not None:
                     self._check(opened.size, opened.etag)
                 self.size, self.version = opened.size, opened.version
+                self.has_parts = opened.is_strong and None not in (opened.stop, opened.size)
         if opened.start != start:
             raise UnexpectedResponseError(f"the store sent a different range, which begins at byte {opened.start}")
         if not opened.can_seek and end not in (None, opened.size):

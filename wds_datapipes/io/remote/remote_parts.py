@@ -38,21 +38,32 @@ class RemoteParts:
         part_bytes: the size of a part; 0 to request the whole file.
         max_bytes: the maximum number of bytes to buffer, if the file comes with one answer.
         unused: the memory of blocks that were read, for reuse by any of the threads.
+        file: the file, if it is open and has parts.
+        start: the offset in it from which on it is fetched.
 
     Attributes:
         fetches: the parts that are held or being fetched, in order.
     """
 
     def __init__(
-        self, url: str, options: Mapping[str, Any], part_bytes: int, max_bytes: int, unused: list[bytearray]
+        self,
+        url: str,
+        options: Mapping[str, Any],
+        part_bytes: int,
+        max_bytes: int,
+        unused: list[bytearray],
+        file: RemoteFile | None = None,
+        start: int = 0,
     ) -> None:
         self._url, self._options, self._unused = url, options, unused
-        self._part_bytes, self._next = part_bytes, part_bytes
-        self._file: RemoteFile | None = None
+        self._part_bytes, self._next, self._file = part_bytes, part_bytes if file is None else start, file
         self._is_stopped = threading.Event()
         self.fetches: deque[PartFetch] = deque()
         self._process = os.getpid()
-        self._begin(self._open_first, part_bytes or max_bytes)
+        if file is None:
+            self._begin(self._open_first, part_bytes or max_bytes)
+        else:
+            self.begin_next()
 
     @property
     def reserved_bytes(self) -> int:
