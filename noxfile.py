@@ -238,10 +238,13 @@ def docs(session: nox.Session) -> None:
 def release(session: nox.Session) -> None:
     """Do all of a release but the upload: build the sdist and the wheel in `dist`, check them, and use the wheel.
 
-    `compatibility` uses it, on each Python with the newest torch. An interpreter that is missing is reported.
+    `compatibility` uses it, on each Python with the newest torch. An interpreter that is missing is reported. With `--
+    --tag v0.1.0`, that is the tag; the workflow that publishes passes it, and signs attestations with the upload.
     """
     session.install(*group("release"))
     check_version(session)
+    if session.posargs and session.posargs != ["--tag", f"v{VERSION}"]:
+        session.error(f"the tag is to be v{VERSION}, and the arguments are {session.posargs}")
     sdist, wheel = Path(f"dist/wds_datapipes-{VERSION}.tar.gz"), Path(f"dist/wds_datapipes-{VERSION}-py3-none-any.whl")
     session.run("python", "-m", "build", "--outdir", str(wheel.parent))
     session.run("twine", "check", "--strict", str(sdist), str(wheel))
@@ -319,6 +322,14 @@ def minimal(session: nox.Session) -> None:
     pins = [line for line in Path(CONSTRAINTS).read_text().splitlines() if line.startswith("torch==")]
     session.install(".", *pins, "torchdata==0.7.1", *group("minimal"))
     session.run("pytest", "--numprocesses=3", *FILES_IN_ORDER, *MINIMAL_TESTS, *session.posargs)
+
+
+@nox.session
+def smoke(session: nox.Session) -> None:
+    """Use the package on this system, as workflows do on macOS and Windows, where the tests do not run."""
+    pins = [line for line in Path(CONSTRAINTS).read_text().splitlines() if line.startswith("torch==")]
+    session.install(".", *pins)
+    session.run("python", "tests/checks/smoke.py")
 
 
 @nox.session(reuse_venv=False)

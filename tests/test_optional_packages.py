@@ -32,7 +32,7 @@ PROJECT = toml.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 #: For each extra, and for "", which is always installed: the names of what it requires, and of their extras.
 REQUIREMENTS: dict[str, list[tuple[str, list[str]]]] = {
     extra: [
-        (name, re.findall(r"\w+", extras))
+        (name, re.findall(r"[\w-]+", extras))
         for name, extras in (re.findall(r"^([\w-]+)(\[.*\])?", text)[0] for text in texts)
     ]
     for extra, texts in {"": PROJECT["dependencies"], **PROJECT["optional-dependencies"]}.items()
@@ -173,7 +173,7 @@ def installed_by(extra: str) -> set[str]:
 
 def test_the_page_names_each_requirement() -> None:
     page = (ROOT / "docs/explanation/stability.md").read_text("utf-8")
-    rows = re.findall(r"(?m)^\| (?:`(\w+)` )?\| (`[\w`, -]+) \| \S", page)
+    rows = re.findall(r"(?m)^\| (?:`([\w-]+)` )?\| (`[\w`, -]+) \| \S", page)
     found = {(extra, name) for extra, names in rows for name in re.findall(r"[\w-]+", names)}
     needed = {
         (owner, each) for owner, found in REQUIREMENTS.items() for name, extras in found for each in extras or [name]
@@ -204,4 +204,4 @@ def test_every_scheme_that_needs_a_package_is_in_the_table() -> None:
 def test_the_extra_all_contains_every_other_one_but_those_of_single_clouds_and_dali() -> None:
     extras = REQUIREMENTS.keys() - {""}
     assert {"all", "az", "gs", "hf", "media", "s3", "sftp"} <= extras
-    assert installed_by("all") == set().union(*map(installed_by, extras - {"az", "dali", "gs", "hf"}))
+    assert installed_by("all") == set().union(*map(installed_by, extras - {"az", "dali", "dali-cuda13", "gs", "hf"}))

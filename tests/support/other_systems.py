@@ -1,7 +1,8 @@
 """Hides what Linux has and other systems lack, and then reads, writes and indexes shards with this package.
 
-Run it with the name of a system, a folder, and the address of a web server that serves this folder. Each worker process
-of a loader imports this file, too, and so hides the same names.
+Run it with a folder, and the address of a web server that serves this folder. The variable `OTHER_SYSTEM` names the
+system; if it is empty, nothing is hidden: `nox -s smoke` does so on other systems. Each worker process of a loader
+imports this file, too, and so hides the same names.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ import multiprocessing.connection
 import multiprocessing.reduction
 import multiprocessing.resource_tracker
 import os
+import re
 import select
 import signal
 import socket
 import sys
 import tarfile
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +87,7 @@ def refuse_open_files(change: Callable[..., None]) -> Callable[..., None]:
     return changed
 
 
-if os.environ["OTHER_SYSTEM"]:
+if os.environ.get("OTHER_SYSTEM"):
     hide(os.environ["OTHER_SYSTEM"])
 
 from torch.utils.data import DataLoader  # noqa: E402
@@ -112,12 +115,22 @@ def samples_of(urls: list[str]) -> Any:
     return ShardList(urls).sharding_filter().load_wds_shards().group_samples()
 
 
-def loaded(urls: list[str]) -> list[str]:
-    """The keys that two spawned workers of PyTorch's loader read, in tensors."""
-    pipe = samples_of(urls).wds_decode().to_tuple("__key__", "npy").batch(5).collate()
-    data = StatefulShards(pipe, seed=0)
+def loaded(urls: list[str], count: int | None = None) -> list[str]:
+    """The keys that two spawned workers of PyTorch's loader read, in tensors, and others from then on."""
+    head, state = read_batches(urls, None, count)
+    rest = [] if count is None else read_batches(urls, json.loads(json.dumps(state)), None)[0]
+    return sorted(head + rest)
+
+
+def read_batches(urls: list[str], state: Any, count: int | None) -> tuple[list[str], Any]:
+    """The keys of some batches of two spawned workers, and the state after them."""
+    pipe = ShardList(urls).shuffle().sharding_filter().load_wds_shards().group_samples().shuffle_samples(8)
+    data = StatefulShards(pipe.wds_decode().to_tuple("__key__", "npy").batch(5).collate(), seed=0)
+    if state is not None:
+        data.load_state_dict(state)
     loader = DataLoader(data, batch_size=None, num_workers=2, multiprocessing_context="spawn")
-    return sorted(key for keys, arrays in data.tracked(loader) for key in keys if isinstance(arrays, torch.Tensor))
+    batches = islice(data.tracked(loader), count)
+    return [key for keys, arrays in batches for key in keys if isinstance(arrays, torch.Tensor)], data.state_dict()
 
 
 def error_of(call: Callable[[], object]) -> str:
@@ -170,7 +183,7 @@ def main(folder: str, site: str) -> None:
         ("there", remote, AccessOptions(index_dir=f"{site}/remote", indexes="require")),
     ):
         FOUND[f"streamed {where}"] = len(keys(samples_of(urls)))
-        FOUND[f"loaded {where}"] = loaded(urls)
+        FOUND[f"loaded {where}"] = loaded(urls, 4 if where == "here" else None)
         FOUND[f"by index {where}"] = sorted(keys(IndexedSamples(urls, order="global", access=options)))
     service = ShardReadingService(num_workers=2)
     FOUND["workers"] = error_of(lambda: list(wds_datapipes_loader(names, service)))
@@ -191,6 +204,31 @@ def wds_datapipes_loader(names: list[str], service: Any) -> Any:
     from torchdata.dataloader2 import DataLoader2
 
     return DataLoader2(samples_of(names), reading_service=service)
+
+
+KEYS = [f"{number:03d}" for number in range(60)]
+
+
+def check(found: Mapping[str, Any], system: str) -> None:
+    """Check what `main` has found against the table of platforms in the documentation."""
+    is_posix = system != "win32"
+    assert (found["resumed"], found["members"], found["indexed"]) == (3, 120, 60), found
+    assert found["verified"] == [20, 20, 20, 2, 20], found
+    for where in ("here", "there"):
+        assert found[f"streamed {where}"] == 60, found
+        assert found[f"loaded {where}"] == KEYS, found
+        assert found[f"by index {where}"] == KEYS, found
+    assert found["no workers"] == "no error", found
+    workers = r"NotImplementedError: ShardReadingService requires .*num_workers=0"
+    assert re.match("no error" if system == "linux" else workers, found["workers"]), found
+    for name, error in {
+        "command": "ShardOpenError: .*process groups of POSIX",
+        "processes": "ValueError: num_workers must be 0",
+        "cache": "CacheError: .* has no locks of open files",
+        "queue": "ShardOpenError: .* has no locks of open files",
+    }.items():
+        assert re.match("no error" if is_posix else error, found[name]), found
+    assert found["left"] == (["folder.lock"] if is_posix else []), found
 
 
 if __name__ == "__main__":
