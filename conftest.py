@@ -26,6 +26,7 @@ import pytest
 import torch.utils.data
 from faults import FaultProxy, fault_proxy
 from nginx_server import Nginx
+from parts_of_tests import files_of_part
 from process_stacks import children_since, record_stacks, stacks_of
 from sftp_server import SftpServer, find_rclone
 from site_server import Site
@@ -126,9 +127,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     order = {name: number for number, name in enumerate(SLOW)}
     items.sort(key=lambda item: order.get(item.path.name, len(SLOW)))
     if part := config.getoption("--part"):
-        number, count = map(int, part.split("/"))
-        files = [*dict.fromkeys(item.path for item in items)][number - 1 :: count]
-        items[:] = [item for item in items if item.path in {*files}]
+        files = files_of_part((item.path for item in items), part)
+        items[:] = [item for item in items if item.path in files]
     for item in items:
         if runs_webdataset(item.path):
             for mark in BESIDE_WEBDATASET:

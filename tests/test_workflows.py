@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from page_blocks import ROOT
+from parts_of_tests import files_of_part
 
 WORKFLOWS = {path.stem: path for path in sorted((ROOT / ".github/workflows").iterdir())}
 OTHERS = [*(ROOT / ".github").rglob("*.yaml"), ROOT / ".pre-commit-config.yaml", ROOT / ".readthedocs.yaml"]
@@ -132,16 +131,9 @@ def test_only_what_the_release_session_has_built_is_published() -> None:
 
 def test_the_files_of_each_part_together_are_all() -> None:
     """The option by which workflows divide the tests; `conftest.py` has it."""
-
-    def collected(*arguments: str) -> set[str]:
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--collect-only", "-qq", *arguments]
-        done = subprocess.run(
-            [*command, "tests/tar", "tests/redaction"], cwd=ROOT, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stdout
-        return {line.partition(":")[0] for line in done.stdout.splitlines() if line.startswith("tests/")}
-
-    parts = [collected("--part", f"{number}/2") for number in (1, 2)]
-    assert parts[0] | parts[1] == collected()
-    assert not parts[0] & parts[1]
-    assert all(parts)
+    files = [Path(f"test_{number // 3}.py") for number in range(31)]
+    parts = [files_of_part(files, f"{number}/4") for number in range(1, 5)]
+    assert {*files} == set.union(*parts)
+    assert sorted(map(len, parts)) == [2, 3, 3, 3]
+    with pytest.raises(ValueError, match="K from 1 to N"):
+        files_of_part(files, "5/4")
