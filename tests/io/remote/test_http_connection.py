@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import socket
 import ssl
 import threading
@@ -126,6 +127,14 @@ def test_chunks_end_with_an_empty_one(site: Site) -> None:
         site.body, site.extra = size + b"\r\nbody\r\n", b"0\r\n\r\n"
         with pytest.raises(ShardError, match="the size of a chunk is"):
             read(site.url())
+
+
+@pytest.mark.parametrize("coding", ["gzip", "gzip, chunked", "deflate"])
+def test_a_body_with_another_transfer_coding_is_an_error(site: Site, coding: str) -> None:
+    """Its bytes are not those of the file."""
+    site.headers = {"Transfer-Encoding": coding}
+    with pytest.raises(ShardError, match=re.escape(f"the transfer coding {coding!r}")):
+        read(site.url())
 
 
 def test_threads_never_share_a_connection(site: Site) -> None:

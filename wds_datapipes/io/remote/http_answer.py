@@ -82,7 +82,10 @@ class Answer:
         self.headers = {name.title(): value.strip() for name, _, value in reversed(fields)}
         option, length = (self.headers.get(name, "").lower() for name in ("Connection", "Content-Length"))
         has_body = method != "HEAD" and self.status not in (204, 304)
-        self._is_chunked = has_body and self.headers.get("Transfer-Encoding", "").lower() == "chunked"
+        coding = self.headers.get("Transfer-Encoding", "identity").lower() if has_body else "identity"
+        if coding not in ("identity", "chunked"):
+            raise HTTPException(f"the server sends the body with the transfer coding {coding[:100]!r}, not requested")
+        self._is_chunked = coding == "chunked"
         has_size = has_body and not self._is_chunked and SIZE.fullmatch(length)
         #: The remaining bytes of the body or of a chunk; None before the first chunk, or if the body ends when the
         #: connection is closed.

@@ -159,10 +159,10 @@ def take_idle(route: Route) -> Connection | None:
     """Return the most recently used open connection, or None if there is none."""
     while True:
         with _lock:
-            found = next((each for each in reversed(_idle) if each.route == route), None)
-            if found is None:
+            place = next((place for place in range(len(_idle) - 1, -1, -1) if _idle[place].route == route), None)
+            if place is None:
                 return None
-            _idle.remove(found)
+            found = _idle.pop(place)
         if found.is_usable:
             return found
         found.close()
