@@ -162,7 +162,7 @@ class MissingFieldError(SampleError, ValueError):
 
 
 class SampleSizeError(SampleError, ValueError):
-    """The length of a sample is not a number, or exceeds what a batch or a row can hold."""
+    """The length of a sample is not a number, or exceeds what a batch or a row can hold; or a planned row lacks one."""
 
 
 class DecodeError(SampleError, ValueError):

@@ -22,6 +22,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 import wds_datapipes
 from wds_datapipes import index
 from wds_datapipes.errors import WdsError
+from wds_datapipes.samples.row_joining import RowMark
 from wds_datapipes.testing import build_shard
 
 PACKAGE = os.path.dirname(wds_datapipes.__file__)
@@ -59,6 +60,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "map_samples_with_rng": (lambda sample, _: sample,),
     "map_tuple": (None,),
     "mix_samples": (IterableWrapper(SAMPLES),),
+    "pack_rows": ("txt",),
     "pack_samples": (8, "txt"),
     "rename_keys": (("label", "c?s"),),
     "resample_wds_shards": (4,),
@@ -79,6 +81,7 @@ ITEMS: dict[str, list[Any]] = {
     "load_wds_records": ["a.jsonl"],
     "load_wds_shards": ["a.tar"],
     "map_tuple": [(1, 2)],
+    "pack_rows": [{"__key__": "a", "txt": [1], "__row__": RowMark(0, 0, 1, 0, 1, True, row_length=8)}],
     "resample_wds_shards": ["a.tar"],
     "unbatch_samples": [{"a": [1, 2]}],
 }

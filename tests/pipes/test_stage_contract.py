@@ -28,6 +28,7 @@ from wds_datapipes.errors import (
     ShardOpenError,
     WdsError,
 )
+from wds_datapipes.samples.row_joining import RowMark
 from wds_datapipes.testing import build_shard, check_stage
 
 SAMPLES = [{"__key__": str(key), "__url__": "a.tar", "cls": b"%d" % key, "txt": "text"} for key in range(5)]
@@ -36,6 +37,10 @@ SOURCES = [ShardList, DatasetSpec, DirectoryShards, MockSamples]
 BARE = [{"__key__": "x"}]  # without fields
 ROWS = [{"__key__": str(key), "__url__": "a.tar"} for key in range(3)]
 TOKENS = [{"__key__": str(key), "tokens": torch.arange(key)} for key in range(4)]
+PLANNED = [
+    {"__key__": f"{n}", "tokens": [n, n], "__row__": RowMark(n // 2, n % 2, 2, 0, 2, True, row_length=4)}
+    for n in range(4)
+]
 MEMBERS = [Member("a.tar", f"{key}.cls", b"1", key * 1024) for key in range(3)]
 
 
@@ -99,6 +104,7 @@ TABLE = {
     "decode_batch": Stage(
         [SAMPLES, SAMPLES], (), {"only": "cls"}, [[{"__key__": "x", "cls": b"seven"}]], DecodeError, "cls.*sample 'x'"
     ),
+    "pack_rows": Stage(PLANNED, ("tokens",), {}, BARE, MissingFieldError, "the sample 'x' .* no field '__row__'"),
     "pack_samples": Stage(
         TOKENS, (3, "tokens"), {}, [{"__key__": "x", "tokens": [1] * 4}], SampleSizeError, "4 tokens.*max_length=3"
     ),

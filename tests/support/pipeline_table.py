@@ -15,7 +15,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper, Mapper
 from users_stages import Buckets, InMain, OwnShuffler, Unchanged
 
 from wds_datapipes import ImageDecoder, IndexedSamples, RandomResizedCrop, ShardList, Stage
-from wds_datapipes.index import EpochOptions, Join, ShardIndex
+from wds_datapipes.index import EpochOptions, Join, Pack, ShardIndex
 from wds_datapipes.testing import build_shard
 
 Pipe = Any
@@ -105,6 +105,14 @@ def refused(sample: dict[str, Any]) -> dict[str, Any]:
 def tokens_of(sample: dict[str, Any]) -> dict[str, Any]:
     number = number_in(sample)
     return {"__key__": sample["__key__"], "tokens": torch.arange(2 * number % 5 + 5 * (number > 3))}
+
+
+def with_tokens(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"tokens": torch.arange(len(sample["cls"]) + len(sample["txt"]))}
+
+
+def token_counts(index: ShardIndex) -> Any:
+    return index.sample_sizes
 
 
 def draw(sample: dict[str, Any], rng: Random) -> dict[str, Any]:
@@ -321,6 +329,15 @@ EXACT: dict[str, Build] = {
     ),
     "packed indexed samples": lambda: (
         IndexedSamples("{0..5}.tar", global_batch_size=4, remainder="keep").map(tokens_of).pack_samples(9, "tokens")
+    ),
+    "planned rows": lambda: (
+        IndexedSamples(
+            "{0..5}.tar",
+            global_batch_size=4,
+            epoch=EpochOptions(pack=Pack(length=token_counts, row=40, window=20, long_samples="split")),
+        )
+        .map_samples(with_tokens)
+        .pack_rows("tokens")
     ),
     "a stage that keeps nothing": lambda: Declared(split().shuffle_samples(7)),
     "a mapper": lambda: OwnMapper(split().shuffle_samples(5), key_of),

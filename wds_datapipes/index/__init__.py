@@ -7,7 +7,7 @@ import typing
 from wds_datapipes.index.format import builder, dataset_builder, validity
 from wds_datapipes.index.format.index_file import index_url, read_index, write_index
 from wds_datapipes.index.format.manifest import Manifest, read_manifest, write_manifest
-from wds_datapipes.index.format.options import AccessOptions, EpochOptions, IndexOptions, Join
+from wds_datapipes.index.format.options import AccessOptions, EpochOptions, IndexOptions, Join, Pack
 from wds_datapipes.index.format.shard_index import ShardIndex
 from wds_datapipes.index.order.select import resample
 from wds_datapipes.index.read import table
@@ -30,6 +30,7 @@ __all__ = [
     "Join",
     "KeySplit",
     "Manifest",
+    "Pack",
     "SampleTable",
     "ShardIndex",
     "build_index",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from wds_datapipes.pipes.samples.mix_samples import SampleMixer as SampleMixer
     from wds_datapipes.pipes.samples.mock_samples import MockSamples as MockSamples
     from wds_datapipes.pipes.samples.non_empty import NonEmptyChecker as NonEmptyChecker
+    from wds_datapipes.pipes.samples.pack_rows import RowPacker as RowPacker
     from wds_datapipes.pipes.samples.pack_samples import SamplePacker as SamplePacker
     from wds_datapipes.pipes.samples.rename import FieldRenamer as FieldRenamer
     from wds_datapipes.pipes.samples.rename_keys import KeyRenamer as KeyRenamer
@@ -63,6 +64,7 @@ _STAGES = {
     "samples.map_tuple": "TupleMapper",
     "samples.mix_samples": "SampleMixer",
     "samples.non_empty": "NonEmptyChecker",
+    "samples.pack_rows": "RowPacker",
     "samples.pack_samples": "SamplePacker",
     "samples.rename": "FieldRenamer",
     "samples.rename_keys": "KeyRenamer",

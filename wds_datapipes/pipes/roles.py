@@ -122,6 +122,14 @@ class Role:
         """Return the stage if it has the phases and exclusions of a run, as `IndexedSamples` has; otherwise None."""
         return None
 
+    def plans_rows(self) -> bool:
+        """Whether its samples belong to planned rows, which ``.pack_rows()`` joins."""
+        return False
+
+    def needs_each_sample(self) -> bool:
+        """Whether it refuses to go on if a stage between it and its source has dropped or repeated a sample."""
+        return False
+
     def position_log_folder(self) -> Path | None:
         """Return the folder in which it logs the positions of samples; None if it logs none."""
         return None

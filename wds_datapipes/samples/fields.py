@@ -27,8 +27,10 @@ T = TypeVar("T")
 
 #: The field of `IndexedSamples` that is true for samples that only pad a batch.
 PADDING_MARK = "__padding__"
-#: The metadata that identify a sample's source, and the mark of padding.
-ORIGIN = ("__key__", "__url__", "__local_path__", PADDING_MARK)
+#: The field of `IndexedSamples` that says to which planned row a sample belongs; see `RowMark`.
+ROW_MARK = "__row__"
+#: The metadata that identify a sample's source, and the marks of padding and rows.
+ORIGIN = ("__key__", "__url__", "__local_path__", PADDING_MARK, ROW_MARK)
 
 
 def map_samples(

@@ -54,6 +54,7 @@ class RowFormat:
         max_length: the maximum number of tokens in a row.
         layout: how a row marks its sequences.
         pad: the value with which each field is padded to ``max_length``; by default, rows are not padded.
+        stage: the stage, for messages.
 
     Raises:
         TypeError: a name is not a string.
@@ -64,13 +65,14 @@ class RowFormat:
     max_length: int
     layout: Layout = "segment_ids"
     pad: Mapping[str, float] | None = None
+    stage: str = "pack_samples"
 
     def __post_init__(self) -> None:
         if not all(isinstance(name, str) for name in self.fields):
             raise TypeError(f"fields must be names of fields, not {self.fields!r}")
         added = ("__key__", "position_ids", *get_args(Layout))
         if not self.fields or len({*self.fields, *added}) < len(self.fields) + len(added):
-            raise ValueError(f"pack_samples needs fields with distinct names, other than {added}, not {self.fields}")
+            raise ValueError(f"{self.stage} needs fields with distinct names, other than {added}, not {self.fields}")
         check_choice("layout", self.layout, Layout)
         if self.pad is not None and self.layout == "cu_seqlens":
             raise ValueError('pad fills up rows with layout="segment_ids"; the offsets of "cu_seqlens" need no padding')
@@ -86,15 +88,15 @@ class RowFormat:
             TypeError: the argument is not a sample.
         """
         if not isinstance(sample, dict):
-            raise not_a_sample_error("pack_samples", sample)
+            raise not_a_sample_error(self.stage, sample)
         for name in self.fields:
             if name not in sample:
-                raise missing_field_error(f"pack_samples packs the field {name!r}", sample)
-        piece = Piece(sample.get("__key__"), tuple(_as_array(sample, name) for name in self.fields))
+                raise missing_field_error(f"{self.stage} packs the field {name!r}", sample)
+        piece = Piece(sample.get("__key__"), tuple(_as_array(sample, name, self.stage) for name in self.fields))
         lengths = [*map(len, piece.arrays)]
         if len({*lengths}) > 1:
             raise SampleSizeError(
-                f"pack_samples needs fields of the same length, but those of {describe_sample(sample)} have "
+                f"{self.stage} needs fields of the same length, but those of {describe_sample(sample)} have "
                 f"{', '.join(f'{name}: {length}' for name, length in zip(self.fields, lengths, strict=True))}"
             )
         return piece
@@ -205,7 +207,7 @@ def pack_samples(
             piece = row_format.read(sample)
             if sample.get(PADDING_MARK):
                 continue
-            _check_kinds(piece, kinds, sample)
+            check_kinds(piece, kinds, sample, row_format.stage)
             if len(piece) > max_length and long_samples == "raise":
                 raise SampleSizeError(
                     f"{describe_sample(sample)} has {len(piece)} tokens, but a row of pack_samples has at most "
@@ -239,7 +241,7 @@ def pack_samples(
         yield take(row)
 
 
-def _as_array(sample: Sample, name: str) -> Any:
+def _as_array(sample: Sample, name: str, stage: str) -> Any:
     """Return a field as a one-dimensional array or tensor."""
     value = sample[name]
     if isinstance(value, list | tuple):
@@ -249,13 +251,13 @@ def _as_array(sample: Sample, name: str) -> Any:
         what = type(sample[name]).__name__
         what += f" of shape {tuple(value.shape)} and {value.dtype}" if hasattr(value, "shape") else ""
         raise SampleSizeError(
-            f"pack_samples joins one-dimensional arrays of numbers, but the field {name!r} of "
+            f"{stage} joins one-dimensional arrays of numbers, but the field {name!r} of "
             f"{describe_sample(sample)} is a {what}"
         )
     return value
 
 
-def _check_kinds(piece: Piece, kinds: list[tuple[type, Any]], sample: Sample) -> None:
+def check_kinds(piece: Piece, kinds: list[tuple[type, Any]], sample: Sample, stage: str) -> None:
     """Check that arrays have the same types as previous ones, which ``kinds`` lists.
 
     Raises:
@@ -266,7 +268,7 @@ def _check_kinds(piece: Piece, kinds: list[tuple[type, Any]], sample: Sample) ->
     if found != kinds:
         old, new = (", ".join(f"{kind.__name__} of {dtype}" for kind, dtype in each) for each in (kinds, found))
         raise SampleSizeError(
-            f"pack_samples joins arrays of the same type, but {describe_sample(sample)} has {new}, and earlier samples "
+            f"{stage} joins arrays of the same type, but {describe_sample(sample)} has {new}, and earlier samples "
             f"have {old}. Convert them first, for example with .map_dict()"
         )
 

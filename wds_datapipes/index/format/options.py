@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import numpy.typing as npt
 
 from wds_datapipes.arguments import check_choice, check_integer, check_optional_integer, checks_calls
@@ -17,10 +18,15 @@ from wds_datapipes.redaction import hides_credentials
 from wds_datapipes.samples.fields import Lacking
 from wds_datapipes.samples.grouping import OnDuplicate
 from wds_datapipes.samples.keys import KeyRule, check_key_rule, first_dot
+from wds_datapipes.samples.packing import LongSamples
 from wds_datapipes.tar.headers import EndMarker
 
 Lengths: TypeAlias = npt.ArrayLike | Callable[[ShardIndex], npt.ArrayLike]
 """The length of each sample, or a function that returns those of a shard from its index."""
+Column: TypeAlias = "str | Lengths"
+"""A value of each sample: the name of a column of the index, an array, or a function of the index of a shard."""
+Balance: TypeAlias = Literal["mixed", "similar"]
+"""Which rows share a step: rows of all costs, or rows of similar cost."""
 Exclude: TypeAlias = "str | os.PathLike[str] | Callable[[ShardIndex], npt.ArrayLike] | Iterable[Any]"
 """A file of keys, a function that returns numbers or a mask for the index of a shard, or a list of both."""
 
@@ -159,6 +165,75 @@ class Join:
 
 @checks_calls
 @dataclass(frozen=True, kw_only=True)
+class Pack:
+    """How `IndexedSamples` plans an epoch of packed rows, which ``.pack_rows()`` joins.
+
+    Rows are planned from the index before any sample is read, the same on every rank: ``global_batch_size`` then counts
+    rows, each rank has equally many in every step, and the rows of a step are the same on any number of ranks and
+    workers. A *window* of samples, in the order of the epoch, is packed at once by best-fit decreasing, so rows need
+    hardly any padding. Within a step, rows are placed so that the ranks have about the same cost. All arithmetic is on
+    integers.
+
+    ``length``, ``cost`` and the first part of ``second`` are columns: the name of a column of the index, as computed by
+    ``build_indexes(columns=)``; an array in the order of the shards; or a function that returns the values for the
+    `ShardIndex` of a shard. They take 20 bytes per sample at most.
+
+    Args:
+        length: the number of tokens of each sample, an integer.
+        row: the maximum number of tokens in a row.
+        cost: what each sample costs a rank, such as ``tokens + tokens**2 / 8192``; by default, its length. Numbers that
+            are not integers are rounded to multiples of 2**-30 of the power of two above the largest.
+        second: another bound of a row, such as ``("images", 16)``: a column, and its maximum sum in a row.
+        window: the number of samples that are packed at once; by default, those of about 16 steps, but at most 32,768.
+            A larger window needs less padding and memory for its plan, which takes about 1 µs per sample.
+        balance: which rows share a step. ``"mixed"`` gives each step rows of all costs, so all steps are alike.
+            ``"similar"`` gives it rows of similar cost, so ranks have equal work even if each has a single row in a
+            step, but some steps consist of long samples and others of short ones. The order of these steps is shuffled
+            within a window.
+        long_samples: what to do with samples longer than a row: ``"raise"`` an error when the dataset is opened,
+            ``"truncate"`` them, or ``"split"`` them into several sequences, all but the last of which fill a row.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid.
+
+    Examples:
+        >>> from wds_datapipes import IndexedSamples
+        >>> from wds_datapipes.index import build_indexes
+        >>> from wds_datapipes.testing import build_shard
+        >>> url = build_shard("a.tar", [{"__key__": f"{n}", "txt": "a" * n} for n in (3, 4, 2, 1)])
+        >>> _ = build_indexes(url, columns=lambda sample: {"length": len(sample["txt"])})
+        >>> pack = Pack(length="length", row=5)
+        >>> samples = IndexedSamples(url, order="sequential", global_batch_size=2, epoch=EpochOptions(pack=pack))
+        >>> letters = samples.map_dict(txt=lambda text: list(text))
+        >>> [(row["__key__"], row["segment_ids"].tolist()) for row in letters.pack_rows("txt")]
+        [(['4', '1'], [1, 1, 1, 1, 2]), (['3', '2'], [1, 1, 1, 2, 2])]
+    """
+
+    length: Column
+    row: int
+    cost: Column | None = None
+    second: tuple[Column, int] | None = None
+    window: int | None = None
+    balance: Balance = "mixed"
+    long_samples: LongSamples = "raise"
+
+    def __post_init__(self) -> None:
+        check_integer("row", self.row, 1)
+        check_optional_integer("window", self.window, 1)
+        check_choice("balance", self.balance, Balance)
+        check_choice("long_samples", self.long_samples, LongSamples)
+        second: Any = self.second
+        if second is not None:
+            if not isinstance(second, tuple) or len(second) != 2:
+                raise TypeError(f'second must be a column and a limit, such as ("images", 16), not {second!r:.100}')
+            check_integer("the limit of second", second[1], 1)
+        for name, column in (("length", self.length), ("cost", self.cost), ("second", second and second[0])):
+            if not (column is None or isinstance(column, str | list | tuple | np.ndarray) or callable(column)):
+                raise TypeError(f"{name} must be the name of a column, an array or a function, not {column!r:.100}")
+
+
+@checks_calls
+@dataclass(frozen=True, kw_only=True)
 class EpochOptions:
     """Which samples an epoch of `IndexedSamples` has and how they are combined.
 
@@ -179,9 +254,11 @@ class EpochOptions:
         bucket_window: the number of global batches sorted by length together. Their order is then shuffled again,
             except with ``order="sequential"``. A larger window leaves less padding and mixes samples less. A worker
             computes whole windows of the lanes of its rank, so choose ``lanes`` if there are many ranks.
+        pack: how rows of several samples are planned; see `Pack`. Requires ``global_batch_size``, which then counts
+            rows, and excludes ``bucket_by``. An excluded or unreadable sample leaves its place in its row empty.
 
     Raises:
-        TypeError, ValueError: a number is not an integer from 1.
+        TypeError, ValueError: a number is not an integer from 1, or both ``bucket_by`` and ``pack`` are given.
     """
 
     samples: int | None = None
@@ -189,8 +266,13 @@ class EpochOptions:
     bucket_by: Lengths | None = None
     bucket_window: int = 50
     exclude: Exclude | Mapping[str, Exclude] | None = None
+    pack: Pack | None = None
 
     def __post_init__(self) -> None:
+        if self.pack is not None and not isinstance(self.pack, Pack):
+            raise TypeError(f'pack must be a Pack, as in Pack(length="tokens", row=8192), not {self.pack!r:.100}')
+        if self.pack is not None and self.bucket_by is not None:
+            raise ValueError("bucket_by sorts samples by length, which pack does in its own windows: choose one")
         check_optional_integer("samples", self.samples, 1)
         check_integer("window_shards", self.window_shards, 1)
         check_integer("bucket_window", self.bucket_window, 1)

@@ -74,6 +74,7 @@ class BatchShare:
         instance: the rank and the worker.
         rest: the rest of the epoch, if a different number of ranks or workers has begun it.
         lanes: the number of lanes that share the padding of the last batch.
+        unit: what a batch consists of, for messages.
 
     Raises:
         EmptySourceError: there is no batch.
@@ -91,6 +92,7 @@ class BatchShare:
     instance: Instance = ALONE
     rest: RestOfEpoch = WHOLE_EPOCH
     lanes: int = 1
+    unit: str = "sample"
 
     def __post_init__(self) -> None:
         if self.batch % (ranks := self.instance.ranks):
@@ -100,7 +102,7 @@ class BatchShare:
             )
         if self.count < self.batch and self.remainder == "drop":
             raise EmptySourceError(
-                f"IndexedSamples has {plural(self.count, 'sample')}, but a global batch takes {self.batch:,}, so an "
+                f"IndexedSamples has {plural(self.count, self.unit)}, but a global batch takes {self.batch:,}, so an "
                 'epoch would be empty. Choose a smaller global_batch_size, or remainder="pad" or "keep"'
             )
 

@@ -14,13 +14,16 @@ from wds_datapipes.errors import EmptySourceError, plural
 from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.index.format.index_copies import DatasetIndexes
 from wds_datapipes.index.format.index_file import index_urls
-from wds_datapipes.index.format.options import AccessOptions, EpochOptions, Lengths
+from wds_datapipes.index.format.options import AccessOptions, EpochOptions, Lengths, Pack
 from wds_datapipes.index.format.shard_index import ShardIndex
+from wds_datapipes.index.order.batch_share import Remainder
 from wds_datapipes.index.order.exclusions import Exclusions
 from wds_datapipes.index.order.join import JoinedShards
 from wds_datapipes.index.order.lanes import Lanes
 from wds_datapipes.index.order.mixed_order import MixedOrder, numbers_of_shards
 from wds_datapipes.index.order.permutation import Numbers
+from wds_datapipes.index.order.row_columns import RowColumns, Samples, measure_rows
+from wds_datapipes.index.order.row_plan import RowPlan, window_of
 from wds_datapipes.index.order.sample_order import (
     Chunk,
     EpochOrder,
@@ -46,6 +49,7 @@ class IndexedShards:
         join: other datasets whose fields are added to the samples with the same keys, and what to do with samples
             that have no counterpart there.
         lengths: the length of each selected sample, or a function that returns those of all samples of a shard.
+        pack: the columns from which rows are planned, if they are.
         exclude: the samples that an epoch replaces with others; see `Exclusions`.
         fields: the fields to read; by default all.
         access: where the indexes are, and how shards are opened.
@@ -58,6 +62,7 @@ class IndexedShards:
         all_starts: the number of the first sample of each.
         shards_of: the shards of each dataset.
         lengths: the length of each selected sample, in the order of the shards; None if unknown.
+        columns: the columns from which rows are planned; None if they are not.
         joins: the joined datasets.
         access: how shards are opened.
         fields: the fields to read; None for all.
@@ -77,6 +82,7 @@ class IndexedShards:
         select: Select | Mapping[str, Select] | None = None,
         join: Sequence[tuple[IndexedShards, Lacking]] = (),
         lengths: Lengths | None = None,
+        pack: Pack | None = None,
         exclude: Any = None,
         fields: Collection[str] | None = None,
         access: AccessOptions = AccessOptions(),  # noqa: B008  immutable
@@ -105,6 +111,10 @@ class IndexedShards:
             if lacking == "raise":
                 joined.check_complete(self._selected(), self.read_index)
         self.lengths = None if lengths is None else self._measure(lengths)
+        self.columns: RowColumns | None = None
+        if pack is not None:
+            samples = Samples(*self._selected(), self.all_starts, self.read_index, self._key_of)
+            self.columns = measure_rows(pack, samples, self.all_sizes)
 
     def read_index(self, shard: int) -> ShardIndex:
         """Read the index of a shard.
@@ -151,6 +161,10 @@ class IndexedShards:
         shards, numbers = self._selected()
         found: Numbers = np.concatenate(parts)[self.all_starts[shards] + numbers]
         return found
+
+    def _key_of(self, chosen: int) -> str:
+        """Return the key of a selected sample by its number."""
+        return self.keys(*self.find(self.locate(np.array([chosen]))))[0]
 
     def _selected(self) -> tuple[Numbers, Numbers]:
         """Return the shards of all selected samples, and the numbers of the samples in these shards."""
@@ -202,16 +216,7 @@ class IndexedShards:
         """
         first, window = timeline.phase_of(epoch), options.window_shards
         lanes = Lanes(first.count, first.batch, timeline.lanes)
-        found: SampleOrder
-        if first.points is None:
-            own = numbers_of_shards(first.drawn_datasets(""), self.shards_of)
-            found = EpochOrder(
-                self.sizes[own], order, seed=seed, window_shards=window, lanes=timeline.lanes, numbers=own
-            )
-        else:
-            found = MixedOrder(
-                timeline, epoch, self.sizes, self.shards_of, order, seed=run, lanes=lanes, window_shards=window
-            )
+        found = self._samples_of(timeline, epoch, order, window, lanes, seed=seed, run=run)
         if self.lengths is not None:
             shuffles, window = order != "sequential", options.bucket_window
             found = LengthOrder(
@@ -220,6 +225,53 @@ class IndexedShards:
         later = [each for each in timeline.phases_within(epoch) if each.batch != first.batch]
         rests = [(each.start, Lanes(first.count - each.start, each.batch, timeline.lanes)) for each in later]
         return LaneOrder(found, lanes, rests)
+
+    def _samples_of(
+        self, timeline: RunTimeline, epoch: int, order: Order, window: int, lanes: Lanes, *, seed: int, run: int
+    ) -> SampleOrder:
+        """Return the order of an epoch whose lanes follow one another."""
+        first = timeline.phase_of(epoch)
+        if first.points is not None:
+            return MixedOrder(
+                timeline, epoch, self.sizes, self.shards_of, order, seed=run, lanes=lanes, window_shards=window
+            )
+        own = numbers_of_shards(first.drawn_datasets(""), self.shards_of)
+        return EpochOrder(self.sizes[own], order, seed=seed, window_shards=window, lanes=timeline.lanes, numbers=own)
+
+    def rows_of(
+        self,
+        timeline: RunTimeline,
+        epoch: int,
+        order: Order,
+        options: EpochOptions,
+        remainder: Remainder,
+        *,
+        seed: int,
+        run: int,
+    ) -> RowPlan:
+        """Return the plan of the rows of an epoch of a run; arguments as for `order_of`."""
+        if self.columns is None or options.pack is None:
+            raise ValueError("rows are planned only with EpochOptions(pack=)")
+        phase = timeline.phase_of(epoch)
+        lanes = Lanes(phase.count, phase.batch, timeline.lanes)
+        samples = self._samples_of(timeline, epoch, order, options.window_shards, lanes, seed=seed, run=run)
+        own = numbers_of_shards(phase.drawn_datasets(""), self.shards_of)
+        known = (slice(self.starts[shard], self._ends[shard]) for shard in own.tolist())
+        lengths = self.columns.lengths
+        if len(own) < len(self.sizes):
+            lengths = np.concatenate([lengths[part] for part in known])
+        window = window_of(options.pack, phase.batch, lengths)
+        return RowPlan(
+            samples,
+            self.starts,
+            self.columns,
+            options.pack,
+            lanes=lanes,
+            step=phase.batch,
+            window=window,
+            remainder=remainder,
+            seed=seed if order != "sequential" else None,
+        )
 
     def datasets_of(self, shards: Numbers) -> Numbers:
         """Return the numbers of the datasets of shards."""
@@ -261,5 +313,6 @@ class IndexedShards:
             *(join.other.fingerprint() for join in self.joins),
             *(repr(part) for part in self.shards_of.items() if part[0]),
             *([] if self.lengths is None else [fingerprint(self.lengths.tobytes())]),
+            *(fingerprint(column.tobytes()) for column in self.columns or () if column is not None),
         ]
         return f"{text} #{fingerprint([self.urls, self.sizes.tobytes(), *details])[:12]}"

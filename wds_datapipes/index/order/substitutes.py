@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import lru_cache, partial
@@ -33,7 +34,7 @@ class Substitutes:
         are_read: whether excluded samples are replaced; otherwise, their positions stay empty.
 
     Attributes:
-        holes: the positions, found but not read yet, whose samples are replaced or left out.
+        holes: how often each position was found, but not read yet, whose sample is replaced or left out.
         errors: the errors of shards whose indexes cannot be read, so that their samples cannot be read either.
     """
 
@@ -46,7 +47,7 @@ class Substitutes:
         are_read: bool = True,
     ) -> None:
         self._shards, self._order, self._start, self._are_read = shards, order, start, are_read
-        self.holes, self.errors = set[int](), dict[int, WdsError | OSError]()
+        self.holes, self.errors = Counter[int](), dict[int, WdsError | OSError]()
         self._mask = lru_cache(shards.most_open)(self._find_excluded)
         #: For each shard, whether its excluded samples were found; their datasets and keys; and whether any shard has
         #: samples that are not excluded.

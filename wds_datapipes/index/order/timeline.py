@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from itertools import count as count_from
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -51,6 +52,8 @@ class RunTimeline:
         lanes: the number of lanes.
         drops: whether an epoch consists of whole batches only.
         received: the epochs that the loop has received. Their steps count; the draws of an epoch do not depend on them.
+        rows: returns the number of rows in an epoch, if rows are planned. Positions are then those of rows, and batches
+            consist of rows; an epoch draws all of its samples.
 
     Examples:
         >>> points = [(0, {"a": 1, "b": 1}), (3, {"a": 1, "b": 3})]
@@ -60,9 +63,15 @@ class RunTimeline:
     """
 
     def __init__(
-        self, phases: Sequence[Phase], lanes: int = 1, *, drops: bool = True, received: ReceivedEpochs = NONE_RECEIVED
+        self,
+        phases: Sequence[Phase],
+        lanes: int = 1,
+        *,
+        drops: bool = True,
+        received: ReceivedEpochs = NONE_RECEIVED,
+        rows: Callable[[int], int] | None = None,
     ) -> None:
-        self.phases, self.lanes, self.received, self._drops = tuple(phases), lanes, received, drops
+        self.phases, self.lanes, self.received, self._drops, self._rows = tuple(phases), lanes, received, drops, rows
 
     def phase_of(self, epoch: int) -> Phase:
         """Return the phase in which an epoch begins."""
@@ -74,9 +83,14 @@ class RunTimeline:
 
     def end_of(self, epoch: int) -> int:
         """Return the number of samples of an epoch that are not dropped, which fill batches of its last phase."""
+        if self._rows is not None:
+            rows = self._rows(epoch)
+            return rows - rows % self.phase_of(epoch).batch if self._drops else rows
         return self._end(self.phase_of(epoch), *self.phases_within(epoch)[-1:])
 
     def _end(self, phase: Phase, within: Phase | None = None) -> int:
+        if self._rows is not None:
+            return phase.count
         last = within or phase
         start = within.start if within else 0
         return phase.count - max(phase.count - start, 0) % last.batch if self._drops else phase.count
@@ -87,9 +101,10 @@ class RunTimeline:
         Raises:
             StateError: the samples of the step are unknown.
         """
-        if unknown := [each for each in self._stretches if each.steps < 0 and each.step <= step]:
+        stretches = self._stretches_to(step=step)
+        if unknown := [each for each in stretches if each.steps < 0 and each.step <= step]:
             raise unknown_step_error(step, unknown[0].epoch)
-        found = [each for each in self._stretches if each.step <= step and each.steps][-1]
+        found = [each for each in stretches if each.step <= step and each.steps][-1]
         epochs, number = divmod(step - found.step, found.steps)
         epoch = found.epoch + epochs
         if number >= found.known:
@@ -107,8 +122,9 @@ class RunTimeline:
         Raises:
             StateError: the loop left an earlier epoch after an unknown number of steps.
         """
-        found = [each for each in self._stretches if each.epoch <= epoch < each.epoch + (each.epochs or epoch + 1)][-1]
-        if unknown := [each for each in self._stretches[: self._stretches.index(found)] if each.steps < 0]:
+        stretches = self._stretches_to(epoch=epoch)
+        found = [each for each in stretches if each.epoch <= epoch < each.epoch + (each.epochs or epoch + 1)][-1]
+        if unknown := [each for each in stretches[: stretches.index(found)] if each.steps < 0]:
             raise unknown_step_error(unknown[0].step, unknown[0].epoch)
         return found.step + (epoch - found.epoch) * found.steps + self.steps_before(epoch, position)
 
@@ -120,7 +136,7 @@ class RunTimeline:
         """
         _, epoch, _ = self.locate(step)
         rows = list[tuple[int, ...]]()
-        for each in self._stretches:
+        for each in self._stretches_to(step=step):
             left = () if each.is_whole else (each.steps, each.known)
             if step < each.step + each.steps * (each.epochs or step + 1):
                 rows += [(each.epoch, epoch - each.epoch, *left)] if epoch > each.epoch else []
@@ -128,10 +144,12 @@ class RunTimeline:
             rows.append((each.epoch, each.epochs or 0, *left))
         phases = [each for each in self.phases if each.step <= step]
         received = ReceivedEpochs((*rows, (epoch, 1)))
-        return RunTimeline(phases, self.lanes, drops=self._drops, received=received)
+        return RunTimeline(phases, self.lanes, drops=self._drops, received=received, rows=self._rows)
 
     def steps_before(self, epoch: int, position: int) -> int:
         """Return the number of steps of an epoch before a position; one that it divides counts as well."""
+        if self._rows is not None and not self.phases_within(epoch):  # without the number of rows
+            return -(-position // self.phase_of(epoch).batch)
         return sum(-(-max(min(position, end) - start, 0) // phase.batch) for start, end, phase in self.segments(epoch))
 
     def segments(self, epoch: int) -> Iterator[tuple[int, int, Phase]]:
@@ -139,6 +157,22 @@ class RunTimeline:
         phases, end = [self.phase_of(epoch), *self.phases_within(epoch)], self.end_of(epoch)
         starts = [0, *(min(each.start, end) for each in phases[1:])]
         return zip(starts, [*starts[1:], end], phases, strict=True)
+
+    def _stretches_to(self, *, step: int = -1, epoch: int = -1) -> list[Stretch]:
+        """Return the epochs of the run up to a step or an epoch; planned rows make each epoch a stretch of its own."""
+        if self._rows is None:
+            return self._stretches
+        found, begin = list[Stretch](), 0
+        for first, epochs, left in self.received.stretches():
+            for number in count_from(first) if epochs is None else range(first, first + epochs):
+                steps, known = left or (self.steps_before(number, self.end_of(number)),) * 2
+                found.append(Stretch(begin, number, 1, steps, known, left is None))
+                if steps < 0:
+                    return [*found, Stretch(begin, number + 1, None, -1, 0)]
+                begin += steps
+                if epochs is None and begin > step and number >= epoch:
+                    break
+        return found
 
     @cached_property
     def _stretches(self) -> list[Stretch]:
@@ -161,7 +195,7 @@ class RunTimeline:
     def drawn(self, epoch: int) -> Numbers:
         """Return the number of draws from each lane before an epoch."""
         firsts = [(phase.epoch + (phase.start > 0), phase) for phase in self.phases]
-        amended = {phase.epoch for phase in self.phases if phase.start and phase.epoch < epoch}
+        amended = {phase.epoch for phase in self.phases if phase.start and phase.epoch < epoch and self._rows is None}
         samples = sum(self.end_of(each) - self._end(self.phase_of(each)) for each in amended)
         for (first, phase), (end, _) in pairwise([*firsts, (epoch, self.phases[-1])]):
             samples += max(min(end, epoch) - first, 0) * self._end(phase)
@@ -178,6 +212,8 @@ class RunTimeline:
         names, draws, passes = self.draws(seed)
         found = dict.fromkeys(names or [""], (0, 0.0))
         for first, last, end in self._received_until(epoch, position):
+            if self._rows is not None and end:  # about as many samples in each row
+                end = end * self.phase_of(last).count // self._rows(last)
             begins, ends = self.drawn(first), self.drawn(last) + end // self.lanes
             if not names:
                 samples = int((ends - begins).sum()) + end % self.lanes
@@ -201,16 +237,16 @@ class RunTimeline:
         Raises:
             StateError: the samples of a step are unknown.
         """
-        for each in self._stretches:
-            if each.steps != each.known:
-                raise unknown_step_error(each.step, each.epoch)
-            if each.epochs is None:
-                yield each.epoch, epoch, position
-            elif each.is_whole:
-                yield each.epoch, each.epoch + each.epochs, 0
+        for first, epochs, left in self.received.stretches():
+            if left is not None and left[0] != left[1]:
+                raise unknown_step_error(self.step_at(first, 0), first)
+            if epochs is None:
+                yield first, epoch, position
+            elif left is None:
+                yield first, first + epochs, 0
             else:
-                for number in range(each.epoch, each.epoch + each.epochs):
-                    yield number, number, self._position(number, each.steps)
+                for number in range(first, first + epochs):
+                    yield number, number, self._position(number, left[0])
 
     def _position(self, epoch: int, steps: int) -> int:
         """Return the position of an epoch after some of its steps."""
@@ -236,12 +272,16 @@ class RunTimeline:
         lanes = np.arange(self.lanes)
         ends = [*(phase.step for phase in self.phases[1:]), None]
         for phase, end in zip(self.phases, ends, strict=True):
+            if self._rows is not None and phase.start:  # it only shares the rest of an epoch otherwise
+                continue
             for number, (step, weights) in enumerate(weights_between(phase, end)):
                 epoch, first = phase.epoch, phase.start
                 if number:
                     _, epoch, batch = self.locate(step)
                     first = batch * phase.batch + (phase.start if epoch == phase.epoch else 0)
-                begins = min(-(-first // self.lanes), self.end_of(epoch) // self.lanes) + self.drawn(epoch)
+                begins = self.drawn(epoch)
+                if first:
+                    begins += min(-(-first // self.lanes), self.end_of(epoch) // self.lanes)
                 count = found[-1].count_to(begins) if found else count
                 if not number:
                     add_passes(passes, names, phase, count)

@@ -55,7 +55,9 @@ def read_epoch(
     for item in reader.stream(find()):
         position = waiting.popleft()
         if is_hole := position in holes:
-            holes.remove(position)
+            holes[position] -= 1
+            if not holes[position]:
+                del holes[position]
         if (is_hole and errors) or isinstance(item, Exception):
             shard = substitutes.shard_of(position)
             item = errors.get(shard, item)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from wds_datapipes.index.order.indexed_shards import IndexedShards
 from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.order.phase import Phase
 from wds_datapipes.index.order.phase_records import check_amendment, phases_in, record_of
+from wds_datapipes.index.order.row_plan import RowPlan
 from wds_datapipes.index.order.sample_order import LaneOrder, Order
 from wds_datapipes.index.order.timeline import RunTimeline
 from wds_datapipes.pipes.state.seeding import SeededStage
@@ -33,6 +35,7 @@ class PhasedSamples(SeededStage):
         timeline: the phases of the run, and the epochs that the loop has received.
         number: the number of the epoch.
         run_seed: the seed of the order in the first epoch of the run.
+        plan: the rows of the latest epoch, if rows are planned.
     """
 
     order: Order
@@ -43,6 +46,7 @@ class PhasedSamples(SeededStage):
     timeline: RunTimeline
     number: int
     run_seed: int
+    plan: RowPlan | None = None
     shares_seed = True
     _first: int
     _shuffles: bool
@@ -66,15 +70,35 @@ class PhasedSamples(SeededStage):
     def timeline_of(self, phases: Sequence[Phase], received: ReceivedEpochs | None = None) -> RunTimeline:
         """Return the timeline of a run with some phases, whose loop has received some epochs; by default, as known."""
         received = self.timeline.received if received is None else received
-        return RunTimeline(phases, self.lanes, drops=self.remainder == "drop", received=received)
+        drops, rows = self.remainder == "drop", None if self.epoch.pack is None else self._rows_in
+        return RunTimeline(phases, self.lanes, drops=drops, received=received, rows=rows)
+
+    def _rows_in(self, epoch: int) -> int:
+        """Return the number of rows in an epoch of the run, if rows are planned."""
+        raise NotImplementedError
 
     def order_of_epoch(self, *, following: bool = False) -> LaneOrder:
         """Return the order of the epoch whose seed was set last, or of the following one, if its seed is known.
 
+        If rows are planned, begin the plan of the epoch, too.
+
         Raises:
             RuntimeError: weights change by step, but the loader does not count steps.
         """
-        order = self.order if self._shuffles else "sequential"
+        if self.epoch.pack is not None:
+            self.plan = self.plan_of_epoch()
+            return self.plan.order
+        known, number, facts = self._facts_of_epoch(following=following)
+        return self._shards.order_of(self.timeline, number, known, self.epoch, **facts)
+
+    def plan_of_epoch(self, *, following: bool = False) -> RowPlan:
+        """Return a new plan of the rows of the epoch whose seed was set last, or of the following one."""
+        order, number, facts = self._facts_of_epoch(following=following)
+        return self._shards.rows_of(self.timeline, number, order, self.epoch, self.remainder, **facts)
+
+    def _facts_of_epoch(self, *, following: bool) -> tuple[Order, int, dict[str, int]]:
+        """Return the order of an epoch, its number, and the seeds of the epoch and of the run."""
+        order: Order = self.order if self._shuffles else "sequential"
         if following:
             seed, number = self.next_seed or 0, self.number + 1
         else:
@@ -87,7 +111,7 @@ class PhasedSamples(SeededStage):
                 self.run_seed, self.number = self.first_seed or 0, known.number
                 self.timeline = self.timeline_of(self.timeline.phases, known.received)
             number = self.number
-        return self._shards.order_of(self.timeline, number, order, self.epoch, seed=seed, run=self.run_seed)
+        return order, number, {"seed": seed, "run": self.run_seed}
 
     def _check_schedule(self, epoch: Epoch | None) -> None:
         """Check that the steps of a run are known if its weights change by step."""
@@ -137,10 +161,11 @@ class PhasedSamples(SeededStage):
         record = record_of(own, timeline.phases[-1])
         if "start" in record:
             check_amendment(timeline, own, self._shards.digest_of)
-            if self.global_batch_size is None or (position and self._shards.lengths is not None):
+            has_windows = self._shards.lengths is not None or self._shards.columns is not None
+            if self.global_batch_size is None or (position and has_windows):
                 raise StateError(
                     "The datasets, weights and batches of a run can be amended only if it has a global_batch_size and, "
-                    "with bucket_by, only at the end of an epoch"
+                    "with bucket_by or pack, only at the end of an epoch"
                 )
         return record
 
@@ -167,9 +192,9 @@ class PhasedSamples(SeededStage):
             batch: the number of samples in a batch.
         """
         ranks = 1 if batch % ranks else ranks  # an earlier phase had other ranks
+        lanes = self.lanes if self.epoch.pack is None else 1
         shares = [
-            BatchShare(self._count, batch, self.remainder, Instance(rank, ranks), rest, self.lanes)
-            for rank in range(ranks)
+            BatchShare(self._count, batch, self.remainder, Instance(rank, ranks), rest, lanes) for rank in range(ranks)
         ]
         return [np.concatenate([*share.positions(number * share.size, number + 1)]) for share in shares]
 
@@ -190,14 +215,20 @@ class PhasedSamples(SeededStage):
             left: that of the part that it has not received.
         """
         resumed, rest = map(RestOfEpoch.from_state, (begun, left))
+        has_rows = self.epoch.pack is not None
+        # The number of rows in an epoch is planned as late as possible; until then, its end is far away.
+        last = (sys.maxsize if rest.end is None else rest.end) if has_rows else self.timeline.end_of(epoch)
         timeline, (begin, end) = self.timeline_on(ranks), (each.start - len(each.missing) for each in (resumed, rest))
         before = timeline.steps_before(epoch, begin)
-        is_even = timeline.steps_before(epoch, begin + 1) > before or begin >= timeline.end_of(epoch)
+        is_even = timeline.steps_before(epoch, begin + 1) > before or begin >= last
         if is_even and not resumed.missing:
-            if end >= timeline.end_of(epoch):
+            if end >= last:
                 return None
             steps, parts = timeline.steps_before(epoch, end), rest.missing
         else:  # the batches of the rest lie across those of the epoch
-            batch = [phase.batch for start, _, phase in timeline.segments(epoch) if start <= begin][-1]
+            batches = (
+                [phase.batch for start, _, phase in timeline.segments(epoch) if start <= begin] if not has_rows else []
+            )
+            batch = batches[-1] if batches else timeline.phase_of(epoch).batch
             steps, parts = before - (begin - end) // batch, (*resumed.missing, *rest.missing, begin)
         return steps, timeline.steps_before(epoch, min(parts) + 1) - 1 if parts else steps

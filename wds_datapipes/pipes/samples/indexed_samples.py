@@ -32,7 +32,7 @@ from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.pipes.foreign_calls import explain_samplers
 from wds_datapipes.pipes.groups import Groups
 from wds_datapipes.pipes.samples.indexed_dataset import IndexedDataset
-from wds_datapipes.pipes.samples.indexed_share import SharedSamples
+from wds_datapipes.pipes.samples.indexed_rows import IndexedRows
 from wds_datapipes.pipes.sharding import warn_of_copies
 from wds_datapipes.received_epochs import ReceivedEpochs
 from wds_datapipes.samples.fields import PADDING_MARK
@@ -45,7 +45,7 @@ Shards: TypeAlias = "Manifest | str | os.PathLike[str] | Iterable[str | os.PathL
 """The shards of a dataset: a manifest, a pattern, or URLs."""
 
 
-class IndexedSamples(SharedSamples):
+class IndexedSamples(IndexedRows):
     """Read samples by index in one global order, with equal batches on every rank and an exact length.
 
     The order of an epoch depends only on the sizes of the shards and the epoch's seed, which the loader passes to all
@@ -152,6 +152,8 @@ class IndexedSamples(SharedSamples):
         lanes = check_integer("lanes", lanes, 1)
         if epoch.bucket_by is not None and global_batch_size is None:
             raise ValueError("bucket_by makes batches of samples of similar length, so it needs a global_batch_size")
+        if epoch.pack is not None and global_batch_size is None:
+            raise ValueError("pack plans the rows of each step, so it needs a global_batch_size, which counts rows")
         self.order = order
         self.global_batch_size = global_batch_size
         self.lanes = lanes
@@ -180,6 +182,7 @@ class IndexedSamples(SharedSamples):
                 select=select,
                 join=[(IndexedShards({"": sizes}, fields=fields, access=access), missing) for sizes, missing in others],
                 lengths=epoch.bucket_by,
+                pack=epoch.pack,
                 exclude=epoch.exclude,
                 fields=fields,
                 access=access,
@@ -196,6 +199,11 @@ class IndexedSamples(SharedSamples):
                     f"The dataset {name!r} has a positive weight, but no samples, or none is selected. Remove it, or "
                     "set its weight to 0"
                 )
+        if epoch.pack is not None and len(points) > 1:
+            raise ValueError(
+                "weights by step need steps with a fixed number of samples, which pack does not have. Pass constant "
+                "weights, and change them at the end of an epoch with load_state_dict(state, amend=True)"
+            )
         count = epoch.samples or sum(counts[name] for name in used)
         check_lanes(lanes, global_batch_size, count)
         if epoch.samples and weights is None:
@@ -206,6 +214,7 @@ class IndexedSamples(SharedSamples):
         self._own_phase = Phase(count, global_batch_size or 1, facts, points if is_mixed else None)
         #: The phases of the run, the seed of the loader in its first epoch, and that of its order.
         self.timeline, self._first, self.run_seed = self.timeline_of([self._own_phase], ReceivedEpochs()), -1, 0
+        self._rows_of: dict[tuple[int, int], int] = {}
         #: The number of the epoch.
         self.number = 0
 
@@ -232,7 +241,12 @@ class IndexedSamples(SharedSamples):
         if is_first := self._instance.is_first:
             warn_of_costs(self._shards, self.order, self.lanes, self.epoch.window_shards, self._instance)
         order = self.order_of_epoch()
+        self._part = self._part if self._loaded else 0
         (done, self._rest, again), self._loaded = self._loaded or (0, WHOLE_EPOCH, NONE_AWAITED), None
+        if self.plan is not None:
+            self._done = done
+            yield from self._read_rows(self.plan)
+            return
         first = np.array(sorted(each.start for each in again), np.int64)
         self._done, left = done, len(first)
         returning = {each.identity: holder for each, holder in again.items()}

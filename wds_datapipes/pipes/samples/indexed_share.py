@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -61,6 +61,10 @@ class SharedSamples(PhasedSamples, SplittingStage[Sample], SnapshotStage[Sample]
     def _share_of(self, instance: Instance, rest: RestOfEpoch) -> BatchShare:
         return BatchShare(self._count, self.batch_of(instance.ranks), self.remainder, instance, rest, self.lanes)
 
+    def _share_in(self, instance: Instance, rest: RestOfEpoch, states: Sequence[Mapping[str, Any]]) -> BatchShare:  # noqa: ARG002
+        """Return the share of an instance in the rest of an epoch, of which there are some states."""
+        return self._share_of(instance, rest)
+
     def position_reader(self) -> Callable[[], SamplePosition]:
         """Return a function that returns the position of the last sample yielded."""
         return lambda: SamplePosition(0, self._position, self._position + 1)
@@ -85,7 +89,7 @@ class SharedSamples(PhasedSamples, SplittingStage[Sample], SnapshotStage[Sample]
 
     def is_alike_on_ranks(self, state: Mapping[str, Any], instance: Instance) -> bool:
         """Whether the same worker on every rank has this state; the position in the epoch determines it."""
-        share = self._share_of(instance, RestOfEpoch.from_state(state.get("rest")))
+        share = self._share_in(instance, RestOfEpoch.from_state(state.get("rest")), [state])
         return share.is_alike_on_ranks(state["yielded"])
 
     def reshard_states(self, resharding: Resharding) -> list[dict[str, Any]]:
@@ -96,7 +100,10 @@ class SharedSamples(PhasedSamples, SplittingStage[Sample], SnapshotStage[Sample]
         rest = RestOfEpoch.from_state(next((state["rest"] for state in known if "rest" in state), None))
         workers = len(known) // ranks
         shares = [
-            (self._share_of(Instance(number % ranks, ranks, number // ranks, workers), rest), state.get("yielded", 0))
+            (
+                self._share_in(Instance(number % ranks, ranks, number // ranks, workers), rest, known),
+                state.get("yielded", 0),
+            )
             for number, state in enumerate(known)
         ]
         held = chain.from_iterable(map(resharding.waiting, range(len(known))))

@@ -92,10 +92,16 @@ def difference_of_ranks(pipe: Any) -> str:
 
 
 def first_uneven_stage(stages: Iterable[Any]) -> Any:
-    """Return the first of some stages that may drop items or hold them back; None if there is none."""
+    """Return the first of some stages that may drop items or hold them back; None if there is none.
+
+    Args:
+        stages: the stages, starting with the last.
+    """
     for stage in stages:
         if not declared(stage).is_even():
             return stage
+        if declared(stage).needs_each_sample():
+            break
     return None
 
 

@@ -49,6 +49,7 @@ class StepSample(NamedTuple):
         key: its key; ``""`` if keys were not requested.
         epoch: the epoch of the step, from 0.
         is_padding: whether it only fills the last batch.
+        row: the number of its row in the epoch, from 0, if rows are planned; otherwise -1.
     """
 
     rank: int
@@ -59,6 +60,7 @@ class StepSample(NamedTuple):
     key: str
     epoch: int
     is_padding: bool
+    row: int = -1
 
 
 class RunSteps:
@@ -125,13 +127,21 @@ class RunSteps:
         names, urls = dataset.names(rows[:, 2]), {n: redact(dataset.urls[n]) for n in np.unique(rows[:, 2]).tolist()}
         found_keys = dataset.keys(rows[:, 2], rows[:, 3]) if keys else [""] * len(names)
         return [
-            StepSample(rank, worker, name, urls[shard], number, key, epoch, bool(padding))
-            for (rank, worker, shard, number, padding), name, key in zip(rows.tolist(), names, found_keys, strict=True)
+            StepSample(rank, worker, name, urls[shard], number, key, epoch, bool(padding), *row)
+            for (rank, worker, shard, number, padding, *row), name, key in zip(
+                rows.tolist(), names, found_keys, strict=True
+            )
         ]
 
     def _find(self, step: int) -> tuple[IndexedShards, int, Numbers]:
         """Return the shards at a step, its epoch, and a row of numbers for each sample, as `LoggedSteps.rows` does."""
         (epoch, batch, _, _), (dataset, order, parts) = self._locate(step), self._batch(step)
+        columns = list[Any]()
+        is_padding = np.concatenate(parts) >= len(order)
+        if self._source.plans_rows():
+            expanded = self._source.expand(parts)
+            parts, marks = [found for found, _ in expanded], [mark for _, own in expanded for mark in own]
+            is_padding, columns = np.array([mark.is_padding for mark in marks]), [[mark.row for mark in marks]]
         positions = np.concatenate(parts)
         with DatasetReader(dataset) as reader:
             samples = Substitutes(dataset, order, reader.start, are_read=self._source.remainder != "keep")
@@ -140,9 +150,9 @@ class RunSteps:
             raise error
         shards, numbers = np.concatenate(chunks, axis=1)
         ranks = np.repeat(np.arange(len(parts)), [*map(len, parts)])
-        is_padding = (positions >= len(order)) | np.isin(positions, [*samples.holes])
+        is_padding |= np.isin(positions, [*samples.holes])
         workers = np.full(len(ranks), batch % max(self.saved.instance.workers, 1))
-        return dataset, epoch, np.array([ranks, workers, shards, numbers, is_padding]).T[shards >= 0]
+        return dataset, epoch, np.array([ranks, workers, shards, numbers, is_padding, *columns]).T[shards >= 0]
 
     def read(self, step: int) -> Iterator[Sample]:
         """Yield the samples of a step as the source does, in the order of the ranks.

@@ -1,0 +1,178 @@
+"""Plans of rows: each sample is in one row, no row exceeds its bounds, and steps are balanced and as long as others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wds_datapipes.index import Pack
+from wds_datapipes.index.order.best_fit import pack_rows_of
+from wds_datapipes.index.order.lanes import Lanes
+from wds_datapipes.index.order.row_balance import arrange_rows, balance_ranks
+from wds_datapipes.index.order.row_columns import RowColumns
+from wds_datapipes.index.order.row_plan import RowPlan, window_of
+from wds_datapipes.index.order.sample_order import EpochOrder
+
+ROW = 20
+LENGTHS = st.lists(st.integers(0, ROW), max_size=80).map(lambda found: np.array(found, np.int64))
+
+
+# Rows of a window
+
+
+@given(LENGTHS)
+def test_rows_have_space_for_their_samples(lengths: Any) -> None:
+    rows = pack_rows_of(lengths, ROW)
+    assert np.bincount(rows, lengths).max(initial=0) <= ROW
+    assert sorted({*rows.tolist()}) == [*range(rows.max(initial=-1) + 1)], "no row is empty"
+    sums = np.sort(np.bincount(rows, np.maximum(lengths, 1)))
+    assert len(sums) < 2 or sums[0] + sums[1] > ROW, "two rows would fit into one"
+
+
+@given(LENGTHS, st.randoms(use_true_random=False), st.integers(1, 9))
+def test_rows_have_space_for_a_second_value(lengths: Any, random: Any, most: int) -> None:
+    seconds = np.array([random.randint(0, most) for _ in lengths], np.int64)
+    rows = pack_rows_of(lengths, ROW, seconds, most)
+    assert np.bincount(rows, lengths).max(initial=0) <= ROW
+    assert np.bincount(rows, seconds).max(initial=0) <= most
+
+
+def test_best_fit_takes_the_row_with_the_least_space() -> None:
+    assert pack_rows_of(np.array([12, 9, 7, 5, 4, 3]), ROW).tolist() == [0, 1, 0, 1, 1, 2]
+
+
+# Balance
+
+
+@given(st.lists(st.integers(0, 1000), max_size=60), st.integers(0, 30), st.integers(1, 9), st.sampled_from([None, 4]))
+def test_steps_take_all_rows_of_a_window(costs: list[int], first: int, step: int, seed: int | None) -> None:
+    for balance in ("mixed", "similar"):
+        options: Any = {"first": first, "step": step, "balance": balance, "seed": seed}
+        assert sorted(arrange_rows(np.array(costs, np.int64), **options).tolist()) == [*range(len(costs))]
+
+
+@given(st.lists(st.integers(0, 1000), max_size=60))
+def test_the_rows_of_a_step_are_divided_between_ranks(costs: list[int]) -> None:
+    assert sorted(balance_ranks(np.array(costs, np.int64)).tolist()) == [*range(len(costs))]
+
+
+def test_mixed_steps_have_rows_of_all_costs_and_similar_ones_of_one() -> None:
+    costs = np.arange(120)[np.random.default_rng(0).permutation(120)]
+    for balance, least, most in (("mixed", 90, 119), ("similar", 11, 23)):
+        options: Any = {"first": 6, "step": 12, "balance": balance, "seed": 1}
+        steps = costs[arrange_rows(costs, **options)][6:-6].reshape(-1, 12)
+        spread = steps.max(axis=1) - steps.min(axis=1)
+        assert least <= spread.min()
+        assert spread.max() <= most  # one step may lie around the rows that the window shares with others
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6, 8, 12, 24])
+def test_equal_parts_of_a_step_cost_about_the_same(ranks: int) -> None:
+    costs = np.sort(np.random.default_rng(2).integers(50, 150, 24))
+    parts = costs[balance_ranks(costs)].reshape(ranks, -1).sum(axis=1)
+    most = {4: 1.05, 8: 1.15, 12: 1.1, 24: 1.6}  # those of 6 and of 3 rows are made of groups of 4 and 2 and of 2 and 1
+    assert parts.max() <= most.get(ranks, 1.02) * parts.mean()
+
+
+# Plans
+
+
+def plan_of(sizes: list[int], lengths: Any, *, step: int, lanes: int, kind: Any = "global", **options: Any) -> RowPlan:
+    count = sum(sizes)
+    remainder = options.pop("remainder", "keep")
+    pack = Pack(length="length", row=ROW, **options)
+    columns = RowColumns(lengths.astype(np.int32), None, None)
+    starts = np.cumsum(sizes, dtype=np.int64) - sizes
+    divided = Lanes(count, step, lanes)
+    order = EpochOrder(sizes, kind, seed=3, window_shards=2, lanes=lanes)
+    window = window_of(pack, step, lengths)
+    return RowPlan(order, starts, columns, pack, lanes=divided, step=step, window=window, remainder=remainder, seed=3)
+
+
+PLANS = st.fixed_dictionaries(
+    {
+        "step": st.sampled_from([6, 12]),
+        "lanes": st.sampled_from([1, 2, 3, 6]),
+        "kind": st.sampled_from(["global", "window", "sequential"]),
+        "window": st.sampled_from([None, 1, 7, 50]),
+        "balance": st.sampled_from(["mixed", "similar"]),
+        "long_samples": st.sampled_from(["truncate", "split"]),
+    }
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    PLANS, st.lists(st.integers(0, 40), min_size=1, max_size=5).filter(lambda sizes: sum(sizes) >= 6), st.integers(0, 9)
+)
+def test_each_sample_is_in_one_row_of_an_epoch(options: Any, sizes: list[int], seed: int) -> None:
+    lengths = np.random.default_rng(seed).integers(0, 2 * ROW, sum(sizes))
+    plan = plan_of(sizes, lengths, **options)
+    shards, numbers = plan.order.find(np.arange(sum(sizes)))
+    chosen = (np.cumsum(sizes) - sizes)[shards] + numbers
+    positions, marks = plan.expand(np.arange(len(plan)))
+    found = Counter[int]()
+    rows = Counter[int]()
+    for position, mark in zip(positions.tolist(), marks, strict=True):
+        found[chosen[position]] += mark.tokens
+        rows[mark.row] += mark.tokens
+        assert mark.start + mark.tokens <= lengths[chosen[position]]
+        assert not mark.is_padding
+        assert mark.is_end == (mark.start + mark.tokens == lengths[chosen[position]])
+    assert max(rows.values()) <= ROW
+    assert sorted(rows) == [*range(len(plan))]
+    limit = ROW if options["long_samples"] == "truncate" else 2 * ROW
+    assert [found[each] for each in range(sum(sizes))] == np.minimum(lengths, limit).tolist()
+    assert len({*found}) == sum(sizes)
+
+
+@settings(max_examples=60, deadline=None)
+@given(PLANS, st.sampled_from(["drop", "pad", "keep"]), st.integers(0, 9), st.randoms(use_true_random=False))
+def test_a_row_does_not_depend_on_which_others_are_asked_for(
+    options: Any, remainder: Any, seed: int, random: Any
+) -> None:
+    lengths = np.random.default_rng(seed).integers(0, ROW, 70)
+    whole = plan_of([30, 40], lengths, remainder=remainder, **options)
+    rows = [*range(len(whole))]
+    expected = [whole.expand(np.array([row])) for row in rows]
+    part = plan_of([30, 40], lengths, remainder=remainder, **options)
+    while not part.is_complete:
+        known = part.rows_known
+        assert known <= len(whole)
+        for row in random.sample(range(known), min(known, 5)):
+            positions, marks = part.expand(np.array([row]))
+            assert (positions.tolist(), marks) == (expected[row][0].tolist(), expected[row][1])
+        part.extend()
+    random.shuffle(rows)
+    for row in rows[:20]:
+        positions, marks = part.expand(np.array([row]))
+        assert (positions.tolist(), marks) == (expected[row][0].tolist(), expected[row][1])
+    assert len(part) == len(whole)
+
+
+def test_padding_repeats_rows_and_lanes_end_together() -> None:
+    lengths = np.random.default_rng(0).integers(1, ROW, 90)
+    for lanes in (1, 3):
+        plans = {
+            remainder: plan_of([90], lengths, step=6, lanes=lanes, window=30, remainder=remainder)
+            for remainder in ("drop", "pad", "keep")
+        }
+        counts = {remainder: len(plan) for remainder, plan in plans.items()}
+        assert counts["drop"] // 6 * 6 <= counts["keep"] <= -(-counts["pad"] // 6) * 6
+        end = -(-counts["pad"] // 6) * 6
+        _, marks = plans["pad"].expand(np.arange(end))
+        kept = {mark.row for mark in marks if not mark.is_padding}
+        assert {mark.row for mark in marks} == {*range(end)}
+        assert len(kept) == counts["keep"]
+
+
+def test_a_window_has_about_sixteen_steps_but_is_planned_quickly() -> None:
+    assert window_of(Pack(length="length", row=100), 8, np.full(1000, 10)) == 16 * 8 * 10
+    assert window_of(Pack(length="length", row=100), 8000, np.full(1000, 10)) == 1 << 15
+    assert window_of(Pack(length="length", row=100, window=7), 8, np.full(1000, 10)) == 7
+    assert window_of(Pack(length="length", row=100), 8, np.zeros(10, np.int64)) == 1 << 15

@@ -1,0 +1,265 @@
+"""Planned rows are the same on any ranks and workers, as many on each, and a run resumes with exactly the next ones."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from itertools import chain, islice, zip_longest
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from loader_kinds import Service, Stateful, Tracked
+from numbered_shards import key_of
+from packed_shards import as_tokens, joined_key, packed, planned, write_texts
+from sweeps import WHOLE
+
+from wds_datapipes import IndexedSamples, explain
+from wds_datapipes.errors import StateError
+from wds_datapipes.index import EpochOptions, IndexOptions, Manifest, Pack, build_indexes
+
+SIZES = (70, 1, 90, 40, 0, 60)
+STEP = 12
+KINDS = {"tracked": Tracked, "service": Service, "stateful": Stateful}
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> str:
+    pattern = write_texts(tmp_path_factory.mktemp("texts"), SIZES)
+    build_indexes(pattern, progress=False, options=IndexOptions())
+    return pattern
+
+
+def on_ranks(
+    kind: Any, shards: Any, ranks: int = 1, workers: int = 0, cut: int | None = None, state: Any = None, **options: Any
+) -> tuple[list[list[list[str]]], Any]:
+    """Return the batches of each rank, and the state of rank 0 after them."""
+    found, states = list[list[list[str]]](), list[Any]()
+    for rank in range(ranks):
+        build = lambda: packed(shards, STEP, ranks, **options)  # noqa: E731
+        with closing(kind(build, workers, state, distributed=(rank, ranks))) as run:
+            found.append([*islice(run.epoch(), cut)])
+            states.append(run.state())
+    return found, states[0]
+
+
+def steps_of(by_rank: list[list[list[str]]]) -> list[list[str]]:
+    """Return the rows of each step."""
+    assert len({*map(len, by_rank)}) == 1, "ranks have different numbers of steps"
+    for parts in zip(*by_rank, strict=True):
+        assert len({*map(len, parts)}) == 1, "ranks have different numbers of rows in a step"
+    return [[*chain.from_iterable(parts)] for parts in zip(*by_rank, strict=True)]
+
+
+def keys_in(steps: list[list[str]]) -> list[str]:
+    return [key for step in steps for row in step for key in row.split("+") if key]
+
+
+EVERY = sorted(f"{shard}-{n}" for shard, size in enumerate(SIZES) for n in range(size))
+RANKS = st.sampled_from([1, 2, 3, 4])
+OPTIONS = st.fixed_dictionaries(
+    {
+        "order": st.sampled_from(["global", "window", "sequential"]),
+        "lanes": st.sampled_from([1, 1, 2, 4, 12]),
+        "remainder": st.sampled_from(["drop", "pad"]),
+        "window": st.sampled_from([None, 13, 40, 200]),
+        "balance": st.sampled_from(["mixed", "similar"]),
+        "select": st.sampled_from([None, slice(5, None), slice(None, None, 2)]),
+        "exclude": st.sampled_from([None, EVERY[3:9], EVERY[::5]]),
+        "mixed": st.sampled_from([False, False, True]),
+    }
+)
+
+
+def drawn(shards: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a drawn pipeline."""
+    options = {**options}
+    is_mixed = options.pop("mixed")
+    if not is_mixed:
+        return {"shards": shards, **options}
+    names = {"a": shards.replace("{0..5}", "{0..2}"), "b": shards.replace("{0..5}", "{3..5}")}
+    options["select"] = None
+    if (exclude := options["exclude"]) is not None:
+        options["exclude"] = {
+            name: [key for key in exclude if key[0] in of] for name, of in (("a", "012"), ("b", "345"))
+        }
+    return {"shards": names, "weights": {"a": 2, "b": 1}, **options}
+
+
+def in_process(known: dict[str, Any], ranks: int, workers: int) -> list[list[list[str]]]:
+    """Return the batches of each rank if its workers take turns, without starting any."""
+    by_rank = []
+    for rank in range(ranks):
+        turns = []
+        for worker in range(workers):
+            source = planned(**known, step=STEP).set_seed(5)
+            source.groups = {2: (ranks, rank), 3: (workers, worker)}
+            turns.append([*source.map_samples(as_tokens).pack_rows("tokens").map(joined_key).batch(STEP // ranks)])
+        by_rank.append([batch for turn in zip_longest(*turns) for batch in turn if batch is not None])
+    return by_rank
+
+
+@settings(max_examples=100 if WHOLE else 25, deadline=None)
+@given(OPTIONS, st.sampled_from([1, 2, 3, 4, 6, 12]), st.integers(1, 4))
+def test_each_rank_has_as_many_rows_in_each_step_and_each_sample_comes_once(
+    shards: str, options: dict[str, Any], ranks: int, workers: int
+) -> None:
+    known = drawn(shards, options)
+    whole = steps_of(in_process(known, 1, 1))
+    assert all(len(step) == STEP for step in whole)
+    assert steps_of(in_process(known, ranks, workers)) == whole
+    keys = keys_in(whole)
+    if not options["mixed"]:
+        assert len(keys) == len({*keys})
+        chosen = IndexedSamples(shards, select=options["select"], order="sequential", remainder="keep")
+        wanted = {sample["__key__"] for sample in chosen} - {*(options["exclude"] or ())}
+        assert {*keys} <= wanted
+        if options["remainder"] == "pad":
+            assert {*keys} == wanted
+
+
+@settings(max_examples=60 if WHOLE else 12, deadline=None)
+@given(OPTIONS, RANKS, st.integers(0, 9), RANKS, st.sampled_from([*KINDS]))
+def test_a_run_resumes_with_the_next_rows_on_any_ranks(
+    shards: str, options: dict[str, Any], ranks: int, cut: int, others: int, kind: str
+) -> None:
+    known = drawn(shards, options)
+    whole = steps_of(on_ranks(Tracked, **known, ranks=1, workers=0)[0])
+    cut = min(cut, len(whole) - 2)
+    head, state = on_ranks(KINDS[kind], **known, ranks=ranks, workers=0, cut=cut)
+    assert steps_of(head) == whole[:cut]
+    rest, again = on_ranks(Service, **known, ranks=others, workers=0, cut=2, state=state)
+    assert steps_of(rest) == whole[cut : cut + 2]
+    last, _ = on_ranks(Tracked, **known, ranks=ranks, workers=0, state=again)
+    assert steps_of(last) == whole[cut + 2 :]
+
+
+@pytest.mark.parametrize("kind", [*KINDS.values()])
+@pytest.mark.parametrize("lanes", [1, 6])
+def test_a_run_resumes_with_the_next_rows_with_any_workers(shards: str, kind: Any, lanes: int) -> None:
+    known: dict[str, Any] = {"shards": shards, "lanes": lanes, "order": "window", "remainder": "pad"}
+    whole = steps_of(on_ranks(Tracked, **known, ranks=1, workers=0)[0])
+    for cut in (1, len(whole) - 1):
+        head, state = on_ranks(kind, **known, ranks=2, workers=2, cut=cut)
+        assert steps_of(head) == whole[:cut]
+        for other, ranks, workers in ((Tracked, 1, 3), (Service, 3, 1), (Tracked, 4, 0)):
+            rest, _ = on_ranks(other, **known, ranks=ranks, workers=workers, state=state)
+            assert steps_of(rest) == whole[cut:]
+
+
+@pytest.mark.parametrize(("kind", "workers"), [(Tracked, 0), (Service, 2), (Stateful, 2)])
+def test_each_epoch_has_its_own_rows_and_a_state_at_its_end_continues_with_the_next(
+    shards: str, kind: Any, workers: int
+) -> None:
+    epochs = []
+    for ranks in (1, 2):
+        build = lambda: packed(shards, STEP, ranks)  # noqa: B023, E731
+        runs = [kind(build, workers, distributed=(rank, ranks)) for rank in range(ranks)]
+        epochs.append([steps_of([[*run.epoch()] for run in runs]) for _ in range(2)])
+        state = runs[0].state()
+        third = steps_of([[*run.epoch()] for run in runs])
+        for run in runs:
+            run.close()
+        resumed = Tracked if kind is Stateful else kind
+        assert steps_of(on_ranks(resumed, shards, 4, 0, state=state)[0]) == third
+    assert epochs[0] == epochs[1]
+    assert epochs[0][0] != epochs[0][1]
+
+
+@pytest.mark.parametrize("remainder", ["drop", "pad"])
+@pytest.mark.parametrize("options", [{}, {"lanes": 4}, {"order": "window", "weights": {"a": 1, "b": 3}}])
+def test_the_samples_of_each_row_are_explained(shards: str, remainder: Any, options: Any) -> None:
+    names: Any = shards
+    if "weights" in options:
+        names = {"a": shards.replace("{0..5}", "{0..2}"), "b": shards.replace("{0..5}", "{3..5}")}
+    whole, _ = on_ranks(Tracked, names, 1, 0, remainder=remainder, **options)
+    for ranks in (1, 3):
+        _, state = on_ranks(Service, names, ranks, 0, None, remainder=remainder, **options)
+        with closing(Service(lambda: packed(names, STEP, ranks, remainder=remainder, **options), 0, state)) as run:  # noqa: B023
+            second = [*islice(run.epoch(), 3)] if ranks == 1 else []
+            state = run.state() if second else state
+        pipe = packed(names, STEP, ranks, remainder=remainder, **options)
+        for step, rows in enumerate([*whole[0], *second]):
+            samples = explain(pipe, state, step)
+            found = dict[int, list[str]]()
+            for each in samples:
+                found.setdefault(each.row, []).extend([each.key] * (not each.is_padding))
+            assert ["+".join(keys) for keys in found.values()] == rows
+            assert [each.rank for each in samples] == sorted(each.rank for each in samples)
+            assert len(found) == STEP
+
+
+def test_later_exclusions_and_growth_move_no_other_sample(shards: str, tmp_path: Path) -> None:
+    head, state = on_ranks(Tracked, shards, 2, 0, 1)
+    whole = steps_of(on_ranks(Tracked, shards, 1, 0)[0])
+    out = {*whole[1][0].split("+"), *whole[2][5].split("+")[:1]}
+    rest, later = on_ranks(Service, shards, 3, 2, None, state, exclude=sorted(out))
+    expected = [["+".join(key for key in row.split("+") if key not in out) for row in step] for step in whole]
+    assert steps_of(head) + steps_of(rest) == [*whole[:1], *expected[1:]]
+    sample = explain(packed(shards, STEP, 3, exclude=sorted(out)), later, 1)
+    assert {each.key for each in sample if each.is_padding}.isdisjoint(out)
+
+
+def test_a_run_grows_at_the_end_of_an_epoch(shards: str) -> None:
+    few = shards.replace("{0..5}", "{0..3}")
+    with closing(Service(lambda: packed(few, STEP), 0)) as run:
+        steps = len([*run.epoch()])
+        state = run.state()
+    service = Service(lambda: packed(shards, STEP), 0)
+    with closing(service):
+        service.loader.reading_service.load_state_dict(state, amend=True)
+        grown = [*service.epoch()]
+        later = service.state()
+    assert {key[0] for key in keys_in(grown)} >= {"5"}
+    for step, rows in ((0, None), (steps, grown[0]), (steps + 1, grown[1])):
+        found = dict[int, list[str]]()
+        for each in explain(packed(shards, STEP), later, step):
+            found.setdefault(each.row, []).append(each.key)
+            assert step or each.key[0] in "0123"
+        assert rows is None or ["+".join(keys) for keys in found.values()] == rows
+    with closing(Service(lambda: packed(few, STEP), 0)) as run:
+        [*islice(run.epoch(), 1)]
+        state = run.state()
+    with closing(Service(lambda: packed(shards, STEP), 0)) as run:
+        run.loader.reading_service.load_state_dict(state, amend=True)
+        with pytest.raises(StateError, match="only at the end of an epoch"):
+            run.epoch()
+
+
+def test_a_state_within_a_row_resumes_there_but_only_on_the_same_ranks(shards: str) -> None:
+    def samples(_: int = 1) -> Any:
+        return planned(shards, STEP).map(key_of)
+
+    with closing(Tracked(samples, 0)) as run:
+        whole = [*run.epoch()]
+    with closing(Tracked(samples, 0)) as run:
+        head = [*islice(run.epoch(), 23)]
+        state = run.state()
+    with closing(Tracked(samples, 0, state)) as run:
+        assert [*head, *run.epoch()] == whole
+    with closing(Tracked(samples, 2, state)) as run, pytest.raises(StateError, match="in the middle of a planned row"):
+        [*run.epoch()]
+
+
+def test_samples_that_cannot_be_read_leave_their_space_empty(tmp_path: Path) -> None:
+    shards = write_texts(tmp_path, [60, 60])
+    manifest = Manifest(build_indexes(shards, progress=False))
+    whole = steps_of(on_ranks(Tracked, manifest, 1, 0)[0])
+    damaged = tmp_path / "1.tar"
+    damaged.write_bytes(damaged.read_bytes()[:5000])
+    for ranks in (1, 2):
+        found = steps_of(on_ranks(Tracked, manifest, ranks, 0, on_error="skip")[0])
+        lost = {*keys_in(whole)} - {*keys_in(found)}
+        assert lost
+        assert all(key.startswith("1-") for key in lost)
+        kept = [["+".join(key for key in row.split("+") if key not in lost) for row in step] for step in whole]
+        assert found == kept
+
+
+def test_the_length_is_that_of_the_epoch(shards: str) -> None:
+    pipe = packed(shards, STEP, order="sequential")
+    assert len(pipe) == len([*pipe])
+    pack = Pack(length=lambda index: index.sample_sizes, row=32)
+    assert as_tokens({"txt": b"ab"}) == {"tokens": [97, 98]}
+    assert EpochOptions(pack=pack).pack is pack

@@ -1,0 +1,261 @@
+"""Row plan: which samples each row of an epoch has, window by window, the same for any ranks and workers."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from wds_datapipes.index.format.options import Pack
+from wds_datapipes.index.order.batch_share import Remainder
+from wds_datapipes.index.order.best_fit import pack_rows_of
+from wds_datapipes.index.order.lanes import Lanes
+from wds_datapipes.index.order.permutation import Numbers
+from wds_datapipes.index.order.row_balance import arrange_rows, balance_ranks
+from wds_datapipes.index.order.row_columns import RowColumns
+from wds_datapipes.index.order.sample_order import LaneOrder, SampleOrder
+from wds_datapipes.samples.row_joining import RowMark
+from wds_datapipes.seeds import derived_seed
+
+#: The steps in a window, and its maximum number of samples, by default: planning more would pause a worker.
+STEPS, MAX_WINDOW = 16, 1 << 15
+
+
+class PackedWindow(NamedTuple):
+    """The rows of a window.
+
+    Attributes:
+        positions: the position of each sample in the epoch, row by row.
+        starts: the first token of each, which is not 0 in a part of a long sample.
+        tokens: the number of tokens of each.
+        are_ends: whether each ends with its sample.
+        ends: the number of samples up to the end of each row.
+        costs: the cost of each row.
+    """
+
+    positions: Numbers
+    starts: Numbers
+    tokens: Numbers
+    are_ends: npt.NDArray[np.bool_]
+    ends: Numbers
+    costs: Numbers
+
+
+class RowPlan:
+    """The rows of an epoch.
+
+    Rows are numbered in the order of the steps. Each lane is packed on its own, window by window, and each step has the
+    same number of rows from each lane. A window that does not end with a step is followed by the next one: the rows
+    that are left begin a step that rows of the next window complete. Which rows these are depends on the number of
+    earlier rows only.
+
+    Args:
+        order: the order of the samples, whose lanes follow one another.
+        firsts: the number of the first sample of each shard.
+        columns: the lengths and costs of the samples.
+        pack: the options.
+        lanes: the lanes.
+        step: the number of rows in a step.
+        window: the number of samples in a window.
+        remainder: what to do with the rows after the last full step.
+        seed: shuffles the steps of a window; None keeps their order.
+
+    Attributes:
+        order: finds samples by the positions that `expand` returns.
+        step: the number of rows in a step.
+    """
+
+    def __init__(
+        self,
+        order: SampleOrder,
+        firsts: Numbers,
+        columns: RowColumns,
+        pack: Pack,
+        *,
+        lanes: Lanes,
+        step: int,
+        window: int,
+        remainder: Remainder,
+        seed: int | None,
+    ) -> None:
+        self.order, self.step = LaneOrder(order, Lanes(len(order))), step
+        self._samples, self._firsts, self._columns, self._pack = order, firsts, columns, pack
+        self._lanes, self._own, self._remainder, self._seed = lanes, step // len(lanes), remainder, seed
+        self._window = max(window // len(lanes), 1)
+        self._counts: list[int] = (-(-np.diff(lanes.starts) // self._window)).tolist()
+        #: For each lane, the number of rows before each window that is known.
+        self._before = [[0] for _ in self._counts]
+        self._packed = OrderedDict[tuple[int, int], PackedWindow]()
+        self._steps = OrderedDict[tuple[int, int], list[tuple[int, int]]]()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the rows of all windows are known."""
+        return all(len(known) > count for known, count in zip(self._before, self._counts, strict=True))
+
+    @property
+    def rows_known(self) -> int:
+        """The number of rows, in whole steps, that the epoch has at least."""
+        lanes = zip(self._before, self._counts, strict=True)
+        ends = [known[-1] for known, count in lanes if len(known) <= count or self._remainder != "pad"]
+        return min(ends) // self._own * self.step if ends else len(self)
+
+    def extend(self) -> None:
+        """Plan the next window of each lane."""
+        for lane, (known, count) in enumerate(zip(self._before, self._counts, strict=True)):
+            if (number := len(known) - 1) < count:
+                known.append(known[-1] + len(self._window_of(lane, number).ends))
+
+    def __len__(self) -> int:
+        """Return the number of rows in the epoch, without padding; with lanes, see `Lanes`.
+
+        This plans the windows that are not known.
+        """
+        while not self.is_complete:
+            self.extend()
+        ends = [known[-1] for known in self._before]
+        if len(ends) == 1 or self._remainder == "keep":
+            return sum(ends)
+        return (
+            min(ends) // self._own * self.step if self._remainder == "drop" else -(-max(ends) // self._own) * self.step
+        )
+
+    def expand(self, rows: Numbers) -> tuple[Numbers, list[RowMark]]:
+        """Return the positions of the samples of some rows in the epoch, and the mark of each.
+
+        Args:
+            rows: the numbers of rows that are known, or that only pad the last step.
+        """
+        positions, marks, length = [np.empty(0, np.int64)], list[RowMark](), self._pack.row
+        for row in rows.tolist():
+            lane, number, is_padding = self._locate(row)
+            window, place = self._step_of(lane, number // self._own)[number % self._own]
+            packed = self._window_of(lane, window)
+            some = slice(int(packed.ends[place - 1]) if place else 0, int(packed.ends[place]))
+            positions.append(packed.positions[some])
+            starts, tokens, are_ends = (
+                column[some].tolist() for column in (packed.starts, packed.tokens, packed.are_ends)
+            )
+            for at, (start, size, is_end) in enumerate(zip(starts, tokens, are_ends, strict=True)):
+                marks.append(RowMark(row, at, len(starts), start, size, is_end, length, is_padding))
+        return np.concatenate(positions), marks
+
+    def costs_of(self, rows: Numbers) -> Numbers:
+        """Return the costs of some rows that are known; a row that only pads the last step costs nothing."""
+        found = []
+        for row in rows.tolist():
+            lane, number, is_padding = self._locate(row)
+            window, place = self._step_of(lane, number // self._own)[number % self._own]
+            found.append(0 if is_padding else int(self._window_of(lane, window).costs[place]))
+        return np.array(found, np.int64)
+
+    def _locate(self, row: int) -> tuple[int, int, bool]:
+        """Return the lane of a row, its number in the lane, and whether it only pads the last step."""
+        if len(self._before) == 1:
+            count = self._before[0][-1]
+            return 0, row % count, row >= count
+        is_padding = False
+        if self.is_complete:
+            if is_padding := row >= len(self):
+                row %= len(self)
+            whole = min(known[-1] for known in self._before) // self._own
+            if self._remainder == "keep" and row >= whole * self.step:
+                row -= whole * self.step
+                for lane, known in enumerate(self._before):
+                    if row < (left := known[-1] - whole * self._own):
+                        return lane, whole * self._own + row, is_padding
+                    row -= left
+        step, slot = divmod(row, self.step)
+        lane, place = divmod(slot, self._own)
+        number, count = step * self._own + place, self._before[lane][-1]
+        return lane, number % count, is_padding or number >= count
+
+    def _step_of(self, lane: int, step: int) -> list[tuple[int, int]]:
+        """Return the window and the number in it of each row of a lane in a step, in the order of the ranks."""
+        if (found := self._steps.get((lane, step))) is not None:
+            return found
+        known, begin = self._before[lane], step * self._own
+        end, windows, rows, costs = min(begin + self._own, known[-1]), list[int](), list[int](), [np.empty(0, np.int64)]
+        while len(rows) < end - begin:
+            window = bisect_right(known, begin + len(rows)) - 1
+            packed = self._window_of(lane, window)
+            arranged = self._arrange(lane, window, packed)[begin + len(rows) - known[window] :][
+                : end - begin - len(rows)
+            ]
+            windows += [window] * len(arranged)
+            rows += arranged.tolist()
+            costs.append(packed.costs[arranged])
+        order = balance_ranks(np.concatenate(costs)).tolist()
+        found = self._steps[lane, step] = [(windows[at], rows[at]) for at in order]
+        while len(self._steps) > 4 * len(self._before):
+            self._steps.popitem(last=False)
+        return found
+
+    def _arrange(self, lane: int, window: int, packed: PackedWindow) -> Numbers:
+        seed = None if self._seed is None else derived_seed("steps of rows", self._seed, lane, window)
+        first = self._before[lane][window]
+        return arrange_rows(packed.costs, first=first, step=self._own, balance=self._pack.balance, seed=seed)
+
+    def _window_of(self, lane: int, number: int) -> PackedWindow:
+        """Return a window; the most recently used ones are kept."""
+        if (lane, number) in self._packed:
+            self._packed.move_to_end((lane, number))
+            return self._packed[lane, number]
+        start = int(self._lanes.starts[lane]) + number * self._window
+        packed = self._pack_window(np.arange(start, min(start + self._window, int(self._lanes.starts[lane + 1]))))
+        self._packed[lane, number] = packed
+        while len(self._packed) > 4 * len(self._before):
+            self._packed.popitem(last=False)
+        return packed
+
+    def _pack_window(self, positions: Numbers) -> PackedWindow:
+        """Pack the samples at some positions of the epoch."""
+        shards, numbers = self._samples.find(positions)
+        numbers = self._firsts[shards] + numbers
+        columns, row = self._columns, self._pack.row
+        lengths = columns.lengths[numbers].astype(np.int64)
+        costs = lengths if columns.costs is None else columns.costs[numbers]
+        seconds = None if columns.seconds is None else columns.seconds[numbers].astype(np.int64)
+        starts, tokens, are_ends = np.zeros_like(lengths), lengths, np.ones(len(lengths), bool)
+        if self._pack.long_samples != "raise" and (lengths > row).any():
+            parts = (
+                np.ones_like(lengths) if self._pack.long_samples == "truncate" else np.maximum(-(-lengths // row), 1)
+            )
+            of = np.repeat(np.arange(len(lengths)), parts)
+            starts = (np.arange(len(of)) - np.repeat(np.cumsum(parts) - parts, parts)) * row
+            stops, positions = np.minimum(starts + row, lengths[of]), positions[of]
+            tokens, are_ends = stops - starts, stops == lengths[of]
+            costs = _share_of_costs(costs[of], tokens, lengths[of])
+            seconds = None if seconds is None else seconds[of]
+        most = 0 if self._pack.second is None else self._pack.second[1]
+        rows = pack_rows_of(tokens, row, seconds, most)
+        order = np.argsort(rows, kind="stable")
+        ends = np.cumsum(np.bincount(rows))
+        sums = np.concatenate([[0], np.cumsum(costs[order])])[np.concatenate([[0], ends])]
+        return PackedWindow(positions[order], starts[order], tokens[order], are_ends[order], ends, np.diff(sums))
+
+
+def _share_of_costs(costs: Numbers, lengths: Numbers, wholes: Numbers) -> Numbers:
+    """Return the costs of parts of samples, in proportion to their lengths; by division first, so none overflows."""
+    wholes = np.maximum(wholes, 1)
+    whole, rest = np.divmod(costs, wholes)
+    shared: Numbers = np.where(lengths == wholes, costs, whole * lengths + rest * lengths // wholes)
+    return shared
+
+
+def window_of(pack: Pack, step: int, lengths: npt.NDArray[np.integer[Any]]) -> int:
+    """Return the number of samples in a window.
+
+    Args:
+        pack: the options.
+        step: the number of rows in a step.
+        lengths: the lengths of the samples of the datasets that are read.
+    """
+    if pack.window is not None:
+        return pack.window
+    used = np.minimum(lengths, pack.row) if pack.long_samples == "truncate" else lengths
+    tokens = int(used.sum(dtype=np.int64))
+    return max(min(STEPS * step * pack.row * len(lengths) // max(tokens, 1), MAX_WINDOW), 1)

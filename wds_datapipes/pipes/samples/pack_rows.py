@@ -1,0 +1,93 @@
+"""The stage ``.pack_rows()``: join the samples of planned rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from wds_datapipes.datapipes import IterDataPipe
+from wds_datapipes.pipes.foreign_stages import declared
+from wds_datapipes.pipes.inspection import sources_of
+from wds_datapipes.pipes.roles import Buffer
+from wds_datapipes.pipes.stage import FunctionStage
+from wds_datapipes.samples.packing import Layout, RowFormat
+from wds_datapipes.samples.row_joining import pack_rows
+from wds_datapipes.types import Sample
+
+
+class RowPacker(Buffer, FunctionStage[Sample]):
+    """Join the samples of each row that `IndexedSamples` has planned (functional name: ``pack_rows``).
+
+    `Pack`, in ``EpochOptions(pack=)``, plans the rows; the samples of a row arrive one after the other, and their field
+    ``__row__`` says where they belong. Stages in between, such as decoders and tokenizers, see ordinary samples; they
+    must keep that field and yield each sample once. Every rank gets the same number of rows in each step, so
+    ``.batch(global_batch_size // ranks)`` follows.
+
+    The space of samples that are excluded, cannot be read, or only pad the last step remains empty.
+
+    Yields:
+        dict: a row: ``__key__``, the ``list`` of the keys of its samples; the ``fields``, as tensors or arrays, like
+            those of the samples; ``position_ids`` (int64), the position of each token in its sequence; and, depending
+            on ``layout``, ``segment_ids`` (int64) or ``cu_seqlens`` (int32). Other fields of the samples are dropped.
+
+    Args:
+        source: yields the samples.
+        fields: the names of the fields to pack, such as those of tokens and labels. They are one-dimensional tensors,
+            arrays or lists of numbers, and have the same length within a sample.
+        layout: ``"segment_ids"`` gives each token the number of its sequence, from 1, or 0 for padding.
+            ``"cu_seqlens"`` gives the offsets of the sequences and the end of the last one, in the form that
+            variable-length attention kernels expect.
+        pad: the value with which each field is padded to the length of a row, by field name, or one value for all
+            fields. By default, rows are not padded.
+
+    Raises:
+        MissingFieldError: a sample belongs to no row, or lacks one of the fields.
+        SampleSizeError: a row lacks a sample or has it twice, its samples are longer than the index says and do not fit
+            into it, or its fields are not such arrays.
+
+    Examples:
+        >>> from wds_datapipes import IndexedSamples
+        >>> from wds_datapipes.index import EpochOptions, Pack
+        >>> from wds_datapipes.testing import build_shard
+        >>> url = build_shard("a.tar", [{"__key__": f"{n}", "json": [n] * n} for n in (3, 4, 2, 1)])
+        >>> epoch = EpochOptions(pack=Pack(length=[3, 4, 2, 1], row=6))
+        >>> samples = IndexedSamples(url, order="sequential", global_batch_size=2, epoch=epoch)
+        >>> for row in samples.wds_decode().pack_rows("json", pad=0):
+        ...     print(row["__key__"], row["json"], row["segment_ids"], row["position_ids"])
+        ['4', '2'] [4 4 4 4 2 2] [1 1 1 1 2 2] [0 1 2 3 0 1]
+        ['3', '1'] [3 3 3 1 0 0] [1 1 1 2 0 0] [0 1 2 0 0 0]
+    """
+
+    combines_samples = True
+    function = staticmethod(pack_rows)
+
+    def __init__(
+        self,
+        source: IterDataPipe[Sample],
+        *fields: str,
+        layout: Layout = "segment_ids",
+        pad: float | Mapping[str, float] | None = None,
+    ) -> None:
+        pads = pad if pad is None or isinstance(pad, Mapping) else dict.fromkeys(fields, pad)
+        super().__init__(source, row_format=RowFormat(fields, 0, layout, pads, stage="pack_rows"))
+
+    def __len__(self) -> int:
+        """Return the number of rows of an epoch in this process, which stages in between cannot change."""
+        stage = self.source
+        while not declared(stage).plans_rows():
+            sources = [*sources_of(stage)]
+            if len(sources) != 1:
+                raise TypeError("RowPacker has no length, because IndexedSamples does not come before it")
+            [stage] = sources
+        return len(stage)
+
+    def needs_each_sample(self) -> bool:
+        """Whether it refuses to go on if a stage before it has dropped a sample: a row would lack it."""
+        return True
+
+    def is_even(self) -> bool:
+        """Whether it yields equally many items on each rank: rows are planned so."""
+        return True
+
+    def count_in_batch(self) -> int:
+        """Return the number of rows in each item."""
+        return 1

@@ -1,0 +1,119 @@
+"""Join the samples of planned rows, which their marks describe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from wds_datapipes.errors import MissingFieldError, SampleSizeError
+from wds_datapipes.samples.fields import ORIGIN, PADDING_MARK, ROW_MARK, describe_sample, not_a_sample_error
+from wds_datapipes.samples.packing import Piece, RowFormat, check_kinds
+from wds_datapipes.types import Sample
+
+
+class RowMark(NamedTuple):
+    """The place of a sample in a planned row: the field ``__row__`` of samples.
+
+    Attributes:
+        row: the number of the row in the epoch.
+        place: the number of the sample in the row.
+        samples: the number of samples in the row.
+        start: the first token of the sample in the row; not 0 in a part of a long sample.
+        tokens: the number of its tokens, according to the index.
+        is_end: whether these are the last ones of the sample.
+        row_length: the maximum number of tokens in a row.
+        is_padding: whether the row only pads the last step.
+    """
+
+    row: int
+    place: int
+    samples: int
+    start: int
+    tokens: int
+    is_end: bool
+    row_length: int
+    is_padding: bool = False
+
+
+def pack_rows(source: Iterable[Sample], row_format: RowFormat) -> Iterator[Sample]:
+    """Yield planned rows, each when its last sample has arrived. Samples that are padding leave their space empty.
+
+    Args:
+        source: the samples, row by row.
+        row_format: the fields of a row; its length is that of the plan.
+
+    Raises:
+        MissingFieldError: a sample has no mark, or lacks a field.
+        SampleSizeError: a row lacks a sample or has it twice, or its samples are longer than planned and do not fit.
+    """
+    kinds = list[tuple[type, Any]]()
+    pieces, empty, length = list[Piece](), list[Piece](), 0
+    mark: RowMark | None = None
+    origin: Sample = {}
+    for sample in source:
+        last, mark = mark, _mark_of(sample)
+        piece = row_format.read(sample)
+        check_kinds(piece, kinds, sample, row_format.stage)
+        _check_order(last, mark, origin, sample)
+        origin = {name: sample[name] for name in ORIGIN if name in sample}
+        is_padding = mark.is_padding or sample.get(PADDING_MARK)
+        del sample  # its row must not keep it alive
+        if mark.place == 0:
+            pieces, empty, length = [], [], 0
+        piece = (
+            piece.cut(0, 0) if is_padding else piece.cut(mark.start, None if mark.is_end else mark.start + mark.tokens)
+        )
+        length += len(piece)
+        if length > mark.row_length:
+            raise SampleSizeError(
+                f"Row {mark.row} has more than {mark.row_length} tokens: {describe_sample(origin)} has {len(piece)} in "
+                f"it, but {mark.tokens} were planned from the index. Build the column of Pack(length=) again, from the "
+                "samples as they are packed, with build_indexes(columns=...)"
+            )
+        (empty if is_padding else pieces).append(piece)
+        del piece
+        if mark.place + 1 == mark.samples:
+            row = replace(row_format, max_length=mark.row_length).join(pieces or empty[:1])
+            row["__key__"] = [each.key for each in pieces]
+            pieces, empty = [], []
+            yield row
+            del row
+    if mark is not None and mark.place + 1 < mark.samples:
+        raise _lacking_error(mark.row, mark.place + 1, mark.samples, f"the samples end after {describe_sample(origin)}")
+
+
+def _mark_of(sample: Any) -> RowMark:
+    if not isinstance(sample, dict):
+        raise not_a_sample_error("pack_rows", sample)
+    if not isinstance(mark := sample.get(ROW_MARK), RowMark):
+        raise MissingFieldError(
+            f"pack_rows joins the rows that IndexedSamples plans with EpochOptions(pack=Pack(...)), but "
+            f"{describe_sample(sample)} has no field {ROW_MARK!r}. Pass this option, and keep the field in the stages "
+            "in between; for rows of other samples, use .pack_samples()"
+        )
+    return mark
+
+
+def _check_order(last: RowMark | None, mark: RowMark, origin: Sample, sample: Sample) -> None:
+    """Check that a sample follows the last one in its row, or begins the next row."""
+    where = describe_sample(sample)
+    if last is not None and last.place + 1 < last.samples:
+        if (mark.row, mark.place) == (last.row, last.place + 1):
+            return
+        if (mark.row, mark.place) == (last.row, last.place):
+            raise SampleSizeError(
+                f"{where} came twice to row {mark.row}. Between IndexedSamples and .pack_rows(), a stage must yield "
+                "one sample for each that it reads, in the same order"
+            )
+        after = f"{where}, of row {mark.row}, came after {describe_sample(origin)}"
+        raise _lacking_error(last.row, last.place + 1, last.samples, after)
+    if mark.place:
+        raise _lacking_error(mark.row, 0, mark.samples, f"its first sample to arrive is {where}")
+
+
+def _lacking_error(row: int, place: int, samples: int, found: str) -> SampleSizeError:
+    return SampleSizeError(
+        f"Row {row} lacks sample {place + 1} of {samples}: {found}. Between IndexedSamples and .pack_rows(), no stage "
+        "may drop, shuffle or repeat samples. Leave samples out with IndexedSamples(select=) or EpochOptions(exclude=)"
+    )
