@@ -25,7 +25,7 @@ Equal work is checked at the first measurement of each loader: the pixels of som
 unless it draws its own boxes. Loaders that fail, or are not installed, are left out, and the output says so. With
 ``--results``, the results are written after each measurement. With ``--quick``, it runs on a CPU as well.
 
-**ranks**: ``torchrun`` starts ``docs/examples/train_by_index.py`` on 1, 2 and 4 ranks, with gloo, on the handwritten
+**ranks**: ``torchrun`` starts ``docs/examples/train.py`` on 1, 2 and 4 ranks, with gloo, on the handwritten
 digits of scikit-learn. A fourth run is killed on 2 ranks and resumes on 4. All must have the same global batches. The
 table shows how much their losses differ, and the longest time that a rank waited for a batch after the first of its
 epoch.

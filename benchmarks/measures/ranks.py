@@ -21,7 +21,7 @@ __all__ = ["ranks"]
 
 #: The number of epochs that the example trains for.
 EPOCHS = 5
-SCRIPT = Path(__file__).parents[2] / "docs/examples/train_by_index.py"
+SCRIPT = Path(__file__).parents[2] / "docs/examples/train.py"
 #: The step before which a run is killed, and the step from which it resumes: that of its last checkpoint.
 DIE_AT, RESUME_AT = 57, 50
 

@@ -21,14 +21,13 @@ from page_blocks import CAPTION, FILE, ROOT, Block, blocks_of, tabs_of
 #: Pages and tabs with packages that only some sessions of `peers` install, or that take longer than the others.
 PAGES_OF_PEERS = {
     "dali": ["docs/how-to/feed-dali.md"],
-    "nodes": ["docs/how-to/load-with-torchdata-nodes.md"],
+    "nodes": ["docs/how-to/checkpoint-in-the-middle-of-an-epoch.md: torchdata.nodes"],
     "trainers": [
         "docs/how-to/monitor-a-run.md",
         "docs/how-to/train-with-a-trainer.md: Lightning",
         "docs/how-to/train-with-a-trainer.md: Accelerate",
         "docs/how-to/train-with-a-trainer.md: Trainer of Hugging Face",
         "docs/how-to/train-with-a-trainer.md: Ray Train",
-        "docs/how-to/train-with-distributed-checkpoint.md",
     ],
 }
 #: The page that shows how to write the shards that many pages read.

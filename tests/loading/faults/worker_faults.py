@@ -261,6 +261,29 @@ def handled_signals() -> str:
     return f"{rest == expected(2)[1:]}, {seen == [os.getpid()] * 3}"
 
 
+def signalled_unprepared(method: str, *, is_late: bool) -> str:
+    """Signal all processes of a program whose workers do not know its handler."""
+    seen: list[int] = []
+    handle = partial(signal.signal, signal.SIGUSR1, lambda *_: seen.append(os.getpid()))
+    if not is_late:
+        handle()
+    with loader(plain(Large), prefetch=1, method=method) as dl:  # more than may be on its way
+        items = iter(dl)
+        first = next(items)
+        if is_late:
+            handle()
+        for pid in (os.getpid(), *pids(dl)):
+            os.kill(pid, signal.SIGUSR1)
+        return f"{take(dl, 2, itertools.chain([first], items))}, {len(seen)}"
+
+
+for method, is_late in (("fork", True), ("spawn", False), ("forkserver", False)):
+    fault(
+        f"signals that workers do not handle, {method}",
+        says=r"\d+; WorkerDiedError: Worker \d \(pid \d+\) was killed by signal 10 \(SIGUSR1\) .*, 1",
+    )(partial(signalled_unprepared, method, is_late=is_late))
+
+
 # timeouts
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from data_parallel_pipelines import KEYS, flat, indexed, stream, write_shards
 from forked_ranks import on_ranks
 
@@ -30,10 +31,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def example() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(EXAMPLES))
-        import train_stream
+        import train
 
-        yield train_stream
-        del sys.modules["train_stream"]
+        yield train
+        del sys.modules["train"]
 
 
 def gathered(folder: Path, build: Any, steps: int) -> tuple[list[str], dict[str, Any]]:
@@ -75,20 +76,20 @@ def test_all_ranks_refuse_states_of_different_epochs(folder: Path) -> None:
 def test_a_rank_saves_its_state_with_dcp_and_loads_those_that_it_takes_over(
     folder: Path, example: Any, tmp_path: Path, before: int, ranks: int, workers: int
 ) -> None:
-    urls, saved = str(folder / "*.tar"), str(tmp_path / "saved")
+    saved = tmp_path / "saved"
 
     def begin(_: int) -> tuple[list[str], list[str]]:
-        with example.make_loader(example.make_pipe(urls), 0) as loader:
+        with example.make_loader(stream(folder, before), 0) as loader:
             items = iter(loader)
-            head = [key for key, _ in next(items)]
-            example.save(loader, saved)
-            return head, [key for batch in items for key, _ in batch]
+            head = next(items)
+            dcp.save(example.texts_of(loader), checkpoint_id=saved)
+            return list(head), flat(items)
 
     def resume(_: int) -> tuple[list[str], list[str]]:
-        pipe = example.make_pipe(urls)
+        pipe = stream(folder, ranks)
         with example.make_loader(pipe, workers) as loader:
-            states = example.load(loader, saved, pipe, workers)
-            return [key for key in states if key.startswith("data")], [key for batch in loader for key, _ in batch]
+            texts = example.load_texts(loader, saved, pipe, workers)
+            return [key for key in texts if key.startswith("data")], flat(loader)
 
     begun, resumed = on_ranks(before, begin), on_ranks(ranks, resume)
     read = [keys for keys, _ in resumed]
