@@ -58,7 +58,7 @@ ARGUMENTS = {
     "rekey": Argument("write it with create_shards", "docs/how-to/create-a-dataset.md"),
     "remove_old": Argument(CONVERTING, "docs/reference/command-line.md"),
     "resume": Argument(WRITING, "docs/how-to/write-shards.md"),
-    "storage_options": Argument(READING, "docs/how-to/s3-in-production.md"),
+    "storage_options": Argument(READING, "docs/how-to/read-from-stores.md"),
 }
 
 
