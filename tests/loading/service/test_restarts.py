@@ -18,7 +18,7 @@ from wds_datapipes.errors import WorkerTimeoutError
 from wds_datapipes.loading.transport.protocol import Kind, new_channel
 from wds_datapipes.loading.transport.receiver import Receiver
 from wds_datapipes.loading.transport.sender import ReceiverGone, Sender
-from wds_datapipes.loading.workers.connection import WorkerConnection
+from wds_datapipes.loading.workers.process_connection import ProcessConnection
 from wds_datapipes.testing import build_shard
 
 from torchdata.dataloader2 import DataLoader2  # isort: skip  # its banner is silenced by the imports above
@@ -82,7 +82,7 @@ def test_a_worker_unresponsive_for_too_long_is_an_error(tmp_path: Path) -> None:
 
 def test_a_worker_that_waits_to_send_is_read() -> None:
     near, far = new_channel()
-    link = WorkerConnection("Worker 0", Receiver(near, window=9))
+    link = ProcessConnection("Worker 0", Receiver(near, window=9))
     epochs = []
 
     def work() -> None:

@@ -29,8 +29,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from wds_datapipes.loading.transport import sender as sender_module
 from wds_datapipes.loading.transport.flow_control import TOGETHER_BYTES
+from wds_datapipes.loading.transport.message_reader import ReceivedMessage
 from wds_datapipes.loading.transport.protocol import COMMAND_BYTES, INLINE, Kind, new_channel
-from wds_datapipes.loading.transport.receiver import MAX_LENT, ReceivedMessage, Receiver
+from wds_datapipes.loading.transport.receiver import MAX_LENT, Receiver
 from wds_datapipes.loading.transport.sender import ReceiverGone, Sender
 from wds_datapipes.loading.transport.serialization import APART, Serializer
 
@@ -81,7 +82,7 @@ def open_channel(window: int = 5, together: int = 256) -> Iterator[Channel]:
 
 
 def taken(receiver: Receiver, message: ReceivedMessage) -> list[Any]:
-    """Take the items of a message, as `WorkerConnection` does."""
+    """Take the items of a message, as `ProcessConnection` does."""
     assert message.header.kind in ITEMS
     return list(receiver.items(message))
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 from wds_datapipes.datapipes import traverse_dps
 from wds_datapipes.loading.epoch_run import call_with_pipeline
@@ -20,11 +21,14 @@ from wds_datapipes.loading.transport.flow_control import items_together, message
 from wds_datapipes.loading.workers.dispatch import DispatchedItems
 from wds_datapipes.loading.workers.in_process import LocalItems
 from wds_datapipes.loading.workers.loop_items import LoopItems, Pipe
-from wds_datapipes.loading.workers.pool import PooledItems, WorkerPool
+from wds_datapipes.loading.workers.pooled_items import Pool, PooledItems
 from wds_datapipes.loading.workers.worker import WorkerJob
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.types import Instance
+
+StartPool: TypeAlias = Callable[[Sequence[WorkerJob], "WorkerJob | None"], Pool]
+"""Starts the workers with these jobs, and the dispatching process, if there is one."""
 
 
 def run_in_process(service: Any, datapipe: Pipe, rank: Instance) -> tuple[Pipe, LoopItems]:
@@ -50,11 +54,12 @@ def run_in_process(service: Any, datapipe: Pipe, rank: Instance) -> tuple[Pipe, 
     return datapipe, items
 
 
-def start_workers(service: Any, datapipe: Pipe, rank: Instance) -> tuple[Pipe, LoopItems]:
-    """Start the worker processes, each with its part of the pipeline.
+def start_workers(service: Any, start_pool: StartPool, datapipe: Pipe, rank: Instance) -> tuple[Pipe, LoopItems]:
+    """Start the workers, each with its part of the pipeline.
 
     Args:
         service: the `ShardReadingService`, whose options and states are used.
+        start_pool: starts them.
         datapipe: the pipeline, split between the ranks.
         rank: this rank.
 
@@ -112,8 +117,9 @@ def start_workers(service: Any, datapipe: Pipe, rank: Instance) -> tuple[Pipe, L
             replay_reason="",
             name="dispatching process",
         )
-    pool = WorkerPool(jobs, start_method(service), service.timeout_s, dispatching)
-    items = PooledItems(pool, part.spans_epochs, upstream is not None and upstream.spans_epochs)
+    items = PooledItems(
+        start_pool(jobs, dispatching), part.spans_epochs, upstream is not None and upstream.spans_epochs
+    )
     if branches[0] is datapipe:
         return items, items
     replace_dp(graph, branches[0], items)

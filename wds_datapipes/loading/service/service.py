@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing.util
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,9 @@ from wds_datapipes.loading.torchdata_api import MultiProcessingReadingService
 from wds_datapipes.loading.torchdata_patches.local_functions import explain_worker_pickling
 from wds_datapipes.loading.transport.flow_control import MAIN_PREFETCH, WORKER_PREFETCH
 from wds_datapipes.loading.workers.loop_items import Pipe, users_part
+from wds_datapipes.loading.workers.pool import WorkerPool
+from wds_datapipes.loading.workers.pooled_items import Pool
+from wds_datapipes.loading.workers.worker import WorkerJob
 from wds_datapipes.pipes.graph import PipelineGraph, graph_of
 from wds_datapipes.pipes.sharding import advice_for_split
 from wds_datapipes.user_warnings import warn_user
@@ -150,11 +153,11 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
         refuse_hidden_stages(graph)
         self.describe(graph)
         self._warn_of_repeated_data(datapipe)
-        start = start_workers if self.num_workers else run_in_process
+        start = partial(start_workers, self, self._start_pool) if self.num_workers else partial(run_in_process, self)
         loop = self.loop
         try:
             with explain_worker_pickling(start_method(self)):
-                datapipe = loop.start(partial(start, self))
+                datapipe = loop.start(start)
                 datapipe = pin_memory_of(datapipe) if self.pin_memory else datapipe
                 datapipe = self._running = loop.count(datapipe)
             self._end_datapipe = users_part(datapipe)
@@ -266,6 +269,10 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
             RuntimeError: the service does not know the other ranks of the run.
         """
         return self.loop.report(all_ranks=all_ranks)
+
+    def _start_pool(self, jobs: Sequence[WorkerJob], dispatching: WorkerJob | None) -> Pool:
+        """Start the worker processes."""
+        return WorkerPool(jobs, start_method(self), self.timeout_s, dispatching)
 
     def _warn_of_repeated_data(self, datapipe: Pipe) -> None:
         """Warn if several workers or ranks read the same data."""

@@ -4,20 +4,45 @@ from __future__ import annotations
 
 import pickle
 from array import array
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from wds_datapipes.loading.transport.flow_control import TOGETHER_BYTES
 from wds_datapipes.loading.transport.protocol import INLINE, NUMBER, Header, Kind
 from wds_datapipes.loading.transport.serialization import SerializedItem, Serializer
-from wds_datapipes.loading.transport.shared_memory import Segment, SegmentPool
+from wds_datapipes.loading.transport.shared_memory import Bytes
 
 #: The alignment of arrays: the size of a cache line.
 ALIGNMENT = 64
 
 #: Pieces below this average size in bytes are joined before they are copied.
 LONG = 8 * 1024
+
+
+class Piece(Protocol):
+    """A piece of memory for a message.
+
+    Attributes:
+        number: its identifier on both sides.
+        memory: its bytes.
+    """
+
+    number: int
+    memory: Bytes
+
+    def pass_on(self) -> Any:
+        """Return what the other side needs to read it, if it does not have that yet."""
+
+
+class Memory(Protocol):
+    """Memory for messages, such as a `SegmentPool`."""
+
+    def take(self, size: int) -> Piece:
+        """Return a piece of at least ``size`` bytes."""
+
+    def give_back(self, number: int) -> None:
+        """Reuse a piece."""
 
 
 class Bundle:
@@ -29,16 +54,16 @@ class Bundle:
     them.
 
     Args:
-        pool: the segments.
+        pool: the memory for arrays and large messages.
 
     Attributes:
         count: the number of items.
         is_full: whether there is no room for another item as large as the latest one.
     """
 
-    def __init__(self, pool: SegmentPool) -> None:
+    def __init__(self, pool: Memory) -> None:
         self.pool = pool
-        self._segment: Segment | None = None
+        self._segment: Piece | None = None
         self._forget()
 
     def clear(self) -> None:
@@ -97,7 +122,7 @@ class Bundle:
         self.is_full = total + size > TOGETHER_BYTES
         return True
 
-    def finish(self, kind: Kind, epoch: int, number: int, records: int = 0) -> tuple[Header, list[bytes], int | None]:
+    def finish(self, kind: Kind, epoch: int, number: int, records: int = 0) -> tuple[Header, list[bytes], Any]:
         """Return the message that contains the items, and forget them.
 
         Args:
@@ -107,8 +132,8 @@ class Bundle:
             records: the size of their records, in bytes.
 
         Returns:
-            tuple: the header; the parts of the body, unless it is in the segment; and the descriptor to pass on, if
-                any.
+            tuple: the header; the parts of the body, unless it is in the segment; and what to pass on of that, if
+                anything.
 
         Raises:
             OSError: there is not enough memory.
@@ -130,12 +155,12 @@ class Bundle:
                 segment.memory.data[end : end + len(part)] = part
                 end += len(part)
             body = []
-        segment_number, descriptor = -1, None
+        segment_number, attached = -1, None
         if self._segment is not None:
-            segment_number, descriptor = self._segment.number, self._segment.pass_on()
+            segment_number, attached = self._segment.number, self._segment.pass_on()
         header = Header(kind, epoch, number, len(self._places) // 2, segment_number, begin, begin + size, records)
         self._forget()
-        return header, body, descriptor
+        return header, body, attached
 
 
 def _round_up(size: int) -> int:

@@ -5,17 +5,14 @@ from __future__ import annotations
 import socket
 import struct
 from array import array
-from collections import deque
-from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import accumulate, islice
-from typing import Any, NamedTuple
 
 import numpy as np
 
 from wds_datapipes.loading.transport.flow_control import AHEAD_BYTES
-from wds_datapipes.loading.transport.protocol import COMMAND_BYTES, HEADER, INLINE, NUMBER, Command, Header, Kind
-from wds_datapipes.loading.transport.serialization import serialize, unpack
+from wds_datapipes.loading.transport.message_reader import MessageReader, ReceivedMessage
+from wds_datapipes.loading.transport.protocol import COMMAND_BYTES, HEADER, INLINE, Command, Header
+from wds_datapipes.loading.transport.serialization import serialize
 from wds_datapipes.loading.transport.shared_memory import SegmentLender
 from wds_datapipes.loading.transport.status_page import StatusPage
 
@@ -52,21 +49,7 @@ def keep_freed(size: int) -> int:
     return size
 
 
-class ReceivedMessage(NamedTuple):
-    """A message from the other side.
-
-    Attributes:
-        header: its header.
-        body: the data that the header announces, unless it is in a segment.
-        records: the positions of the pipeline after the items.
-    """
-
-    header: Header
-    body: bytes
-    records: bytes = b""
-
-
-class Receiver:
+class Receiver(MessageReader):
     """Receives the messages of a `Sender`.
 
     Args:
@@ -114,8 +97,7 @@ class Receiver:
                 self.page = StatusPage(descriptor)
                 return self.receive()
             self.lender.add(header.segment, descriptor)
-        begin = HEADER.size + header.records
-        return ReceivedMessage(header, data[begin:], data[HEADER.size : begin])
+        return ReceivedMessage.of(header, data)
 
     def pack_request(self, payload: object) -> list[bytes]:
         """Return the messages of the command to begin the current epoch, for `send_command`.
@@ -146,53 +128,15 @@ class Receiver:
         self.epoch = epoch
         self._taken = self._credited = self._taken_bytes = self._credited_bytes = 0
 
-    def body(self, message: ReceivedMessage) -> Any:
-        """Return the object in a message without items."""
-        return unpack(self.data(message))
+    def is_crowded(self) -> bool:
+        """Whether so many segments are lent that further items are copied out of theirs."""
+        return len(self.lender) >= MAX_LENT
 
-    def data(self, message: ReceivedMessage) -> bytes:
-        """Return the bytes of a message without items."""
-        header, body, _ = message
-        if header.segment >= 0:
-            body = bytes(self.lender.lend(header.segment)[: header.size])
-        return body[NUMBER:]  # after the table
+    def memory_of(self, message: ReceivedMessage) -> memoryview:
+        """Return the segment of a message."""
+        return self.lender.lend(message.header.segment)
 
-    def drop(self, message: ReceivedMessage) -> None:
-        """Discard a message."""
-        if message.header.segment >= 0:
-            self.lender.lend(message.header.segment)  # nothing refers to it, so it is returned
-
-    def items(self, message: ReceivedMessage) -> Iterator[Any]:
-        """Yield the items of a message; their large arrays are views of the shared memory."""
-        if message.header.kind == Kind.PLAIN_ITEMS:
-            self._take(message.header)
-            yield from self.body(message)
-            return
-        rows = self._rows(message)
-        while rows:
-            yield unpack(*rows.popleft())  # no variable may refer to the memory, which is reused once it is free
-
-    def _rows(self, message: ReceivedMessage) -> deque[tuple[Any, Sequence[Any]]]:
-        """Return the pickle and the arrays of each item."""
-        header, body, _ = message
-        self._take(header)
-        count, arrays = header.number, header.arrays
-        copies = arrays > 0 and len(self.lender) >= MAX_LENT
-        memory = memoryview(b"") if header.segment < 0 else self.lender.lend(header.segment)
-        rest = memoryview(body) if body else memory[header.begin : header.size]
-        at = NUMBER * (2 * (count + arrays) if arrays else count)
-        table = rest[:at].cast("Q").tolist()
-        begins = accumulate(table[:count], initial=at)
-        pickles: list[Any] = [rest[begin : begin + size] for begin, size in zip(begins, table[:count], strict=False)]
-        if not arrays:
-            return deque((pickled, ()) for pickled in pickles)
-        places = zip(table[2 * count :: 2], table[2 * count + 1 :: 2], strict=True)
-        parts: Iterator[Any] = (memory[begin : begin + size] for begin, size in places)
-        if copies:
-            pickles, parts = [bytes(each) for each in pickles], map(bytearray, parts)
-        return deque((pickled, list(islice(parts, n))) for pickled, n in zip(pickles, table[count:], strict=False))
-
-    def _take(self, header: Header) -> None:
+    def take(self, header: Header) -> None:
         """Count a message as taken."""
         self._taken += 1
         self._taken_bytes += header.size

@@ -1,35 +1,27 @@
-"""The main process's connection to one worker, which sends commands and receives items."""
+"""The main process's connection to one worker, wherever that runs: it begins epochs and receives items."""
 
 from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import thread as executors
-from contextlib import suppress
-from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 from wds_datapipes.counters import Skipped
-from wds_datapipes.errors import WorkerDiedError, WorkerTimeoutError
+from wds_datapipes.errors import WorkerTimeoutError
 from wds_datapipes.loading.checkpoint.format import WorkerState
 from wds_datapipes.loading.report import WorkerReport, wait_bucket
 from wds_datapipes.loading.snapshots import LoopPosition
+from wds_datapipes.loading.transport.message_reader import MessageReader, ReceivedMessage
 from wds_datapipes.loading.transport.protocol import Header, Kind
-from wds_datapipes.loading.transport.receiver import ReceivedMessage, Receiver
 from wds_datapipes.loading.transport.status_page import Work
-from wds_datapipes.loading.workers.exit_message import describe_exit
-from wds_datapipes.loading.workers.shutdown import is_running
-from wds_datapipes.system import POLLIN, POLLOUT, new_poll
 
-#: The maximum duration of one wait, in seconds. The socket or the exit of a process normally ends it earlier; the limit
-#: covers a process whose exit is invisible because a grandchild holds its pipes open.
+#: The maximum duration of one wait, in seconds. A message or the end of the worker normally ends it earlier; the limit
+#: covers a worker whose end is invisible, for example because a grandchild holds its pipes open.
 PULSE_S = 1.0
-
-#: The position at the beginning of an epoch.
-BEGINNING = WorkerState()
-
 
 T = TypeVar("T")
 
@@ -37,14 +29,14 @@ T = TypeVar("T")
 ABANDONED = ReceivedMessage(Header(Kind.END), b"")
 
 
-class WorkerConnection:
-    """Receives items from one process, and raises its errors.
+class Connection(ABC):
+    """Receives items from one worker, and raises its errors.
 
     Threads may share it: one receives items while another begins an epoch or closes the connection.
 
     Args:
-        name: the name of the process, for messages.
-        receiver: the receiving end of its items.
+        name: the name of the worker, for messages.
+        reader: rebuilds the items in its messages.
         timeout_s: the maximum time to wait without a message from it, in seconds; ``None`` means no limit.
 
     Attributes:
@@ -52,89 +44,59 @@ class WorkerConnection:
         waited_s: the time spent waiting for it, in seconds.
         skipped: the items it has skipped.
         position: the items of this epoch that the loop has received, and the state after them.
-        split_lists: the lists that the process has split, available after its epoch: the digest of a `ShardOrder` for
+        split_lists: the lists that the worker has split, available after its epoch: the digest of a `ShardOrder` for
             each, or ``None``.
-        dispatcher: the connection to the dispatching process, whose items the process reads, if there is one.
     """
 
-    def __init__(self, name: str, receiver: Receiver, timeout_s: float | None = None) -> None:
+    def __init__(self, name: str, reader: MessageReader, timeout_s: float | None = None) -> None:
         self.name = name
         self.epoch = 0
         self.waited_s = 0.0
         self.skipped = Skipped()
         self.position = LoopPosition()
         self.split_lists: list[Any] = []
-        self._receiver = receiver
+        self._reader = reader
         self._timeout_s = timeout_s
-        self._unhandled: deque[ReceivedMessage] = deque()
         self._backlog: deque[ReceivedMessage] = deque()
         self._lock = threading.Lock()
-        self._closed = False
-        self._reader = threading.current_thread()
-        self._pid = 0
+        self._closed = self._has_event = False
+        self._thread = threading.current_thread()
         self._waits = Counter[str]()
         self._waiting_since: float | None = None
-        self._watched: list[tuple[WorkerConnection, BaseProcess]] = []
-        self.dispatcher: WorkerConnection | None = None
-        self._checks_processes = False
 
-    def watch(self, connection: WorkerConnection, process: BaseProcess) -> None:
-        """From now on, raise an error if a process ends. The first process to watch is the sender; others may follow.
-
-        Args:
-            connection: the connection to the process, which stores the name of its last shard.
-            process: the process.
-        """
-        self._pid = self._pid or process.pid or 0
-        self._watched.append((connection, process))
-
-    def begin(self, epoch: int, payload: object, base: WorkerState = BEGINNING) -> None:
-        """Begin an epoch in the process; messages in transit belong to the previous one.
-
-        If the process has not received commands for a long time, this waits until there is room, and receives messages
-        meanwhile, because a process that is blocked in a send does not receive either.
+    @abstractmethod
+    def begin(self, epoch: int, payload: object, base: WorkerState | None = None) -> None:
+        """Begin an epoch in the worker; messages in transit belong to the previous one.
 
         Args:
             epoch: its number.
-            payload: the data that the process needs to begin it.
-            base: the position at which its pipeline begins.
+            payload: the data that the worker needs to begin it.
+            base: the position at which its pipeline begins; None if it begins, or continues, by itself.
 
         Raises:
-            WorkerDiedError: as in `items`, if this must wait. So are other errors of the process itself, but not those
+            WorkerDiedError: as in `items`, if this must wait. So are other errors of the worker itself, but not those
                 of its items.
         """
-        self.expect(epoch, base)
-        with self._lock:
-            messages = deque(self._receiver.pack_request(payload))
 
-        def send() -> bool:
-            while messages and self._receiver.send_command(messages[0]):
-                messages.popleft()
-            if messages:
-                self._receive()
-            return not messages
-
-        self._await(send, POLLIN | POLLOUT)
-
-    def expect(self, epoch: int, base: WorkerState = BEGINNING) -> None:
+    def expect(self, epoch: int, base: WorkerState | None = None) -> None:
         """Expect the items of an epoch that this or another process begins."""
         with self._lock:
             self.epoch = epoch
-            self._reader = threading.current_thread()
-            self.position.begin(base)
+            self._thread = threading.current_thread()
+            self.position.begin(base or WorkerState())
             self.split_lists = []
-            self._receiver.begin(epoch)
+            self._begin(epoch)
             while self._backlog and self._backlog[0].header.epoch < epoch:
-                self._receiver.drop(self._backlog.popleft())
+                self._reader.drop(self._backlog.popleft())
 
     def items(self) -> Iterator[Any]:
         """Return an iterator over the items of the current epoch. It ends early when another epoch begins.
 
         Raises:
-            WorkerDiedError: the process has ended.
+            WorkerDiedError: the worker has ended.
             WorkerTimeoutError: it has sent nothing for too long.
             RuntimeError: the connection was closed meanwhile, or the interpreter is waiting for this thread to end.
-            Exception: an exception raised in the process.
+            Exception: an exception raised in the worker.
         """
         return self._items(self.epoch)
 
@@ -150,41 +112,40 @@ class WorkerConnection:
 
         while (message := self._await(take)).header.kind != Kind.END:
             if message.header.kind == Kind.ERROR:
-                self._receiver.body(message).reraise()
-            yield from self._receiver.items(message)
+                self._reader.body(message).reraise()
+            yield from self._reader.items(message)
         if message.header.size:
-            self.split_lists = self._receiver.body(message)
+            self.split_lists = self._reader.body(message)
 
     def await_state(self) -> None:
-        """Wait until the process has reported the position at which its epoch begins, or has started without one.
+        """Wait until the worker has reported the position at which its epoch begins, or has started without one.
 
         Raises:
-            WorkerDiedError: as in `items`. So are other errors of the process itself, but not those of its items.
+            WorkerDiedError: as in `items`. So are other errors of the worker itself, but not those of its items.
         """
         self._await(lambda: self.position.has_snapshots or bool(self._backlog) or self._keep_next())
 
     def drain(self) -> None:
-        """Handle the messages that have arrived, so that a process that is blocked in a send continues.
+        """Handle the messages that have arrived, so that a worker that is blocked in a send continues.
 
         Raises:
-            WorkerDiedError: the process has closed its end of the connection.
+            WorkerDiedError: the worker has ended.
         """
         with self._lock:
             while not self._closed and self._keep_next():
                 pass
 
     def report(self) -> WorkerReport:
-        """Return statistics of the process so far."""
-        self._read_status()
-        page, received = self._receiver.page, self.position.earlier + self.position.delivered
-        work, figures = (Work(), Counter[str]()) if page is None else page.read()
+        """Return statistics of the worker so far."""
+        pid, work, figures = self._status()
+        received = self.position.earlier + self.position.delivered
         waited_s, waits = self.waited_s, Counter(self._waits)
         if (since := self._waiting_since) is not None:
             waited_s += time.monotonic() - since
             waits[wait_bucket(time.monotonic() - since)] += 1
         return WorkerReport(
             name=self.name,
-            pid=self._pid,
+            pid=pid,
             items=int(work.items),
             bytes=int(work.bytes),
             making_s=work.making_s,
@@ -199,21 +160,43 @@ class WorkerConnection:
         )
 
     @property
+    @abstractmethod
     def shard(self) -> str:
-        """The last shard that the process opened, or ""."""
-        return self._receiver.page.text if self._receiver.page is not None else ""
+        """The last shard that the worker opened, as far as it is known, or ""."""
 
+    @abstractmethod
     def close(self) -> None:
-        """Close the descriptor."""
-        self._receiver.close()
-        self._watched = []
+        """Free what the connection holds."""
 
+    @abstractmethod
     def cut(self) -> None:
-        """Shut down the connection, which ends the process and wakes any thread that waits for it."""
-        self._closed = True
-        self._receiver.cut()
+        """Shut down the connection, which ends the worker and wakes any thread that waits for it."""
 
-    def _await(self, find: Callable[[], T | None], events: int = POLLIN) -> T:
+    @abstractmethod
+    def _begin(self, epoch: int) -> None:
+        """Forget the messages of earlier epochs."""
+
+    @abstractmethod
+    def _receive_any(self) -> ReceivedMessage | None:
+        """Return the next message of any kind and epoch, if one has arrived.
+
+        Raises:
+            WorkerDiedError: the worker has ended.
+        """
+
+    @abstractmethod
+    def _wait_s(self, limit_s: float, events: int) -> bool:
+        """Wait for a message, or the end of the worker; return whether anything but a message may have happened."""
+
+    @abstractmethod
+    def _status(self) -> tuple[int, Work, Counter[str]]:
+        """Return the ID of the worker's process, what it has done, and its figures."""
+
+    @abstractmethod
+    def _timeout_message(self) -> str:
+        """Return the message about a worker that has sent nothing for ``timeout_s``."""
+
+    def _await(self, find: Callable[[], T | None], events: int = 0) -> T:
         """Call a function whenever something has happened, and return its first true result."""
         begin = time.monotonic()
         try:
@@ -232,10 +215,10 @@ class WorkerConnection:
                     raise RuntimeError(self._closed_message())
                 if self._has_program_ended():
                     raise RuntimeError(f"The program ended while waiting for {self.name}.")
-                self._checks_processes = has_event
+                self._has_event = has_event
                 if found := find():
                     return found
-                self._receiver.credit()
+                self._reader.credit()
             has_event = self._wait(begin, events)
 
     def _keep_next(self) -> bool:
@@ -247,45 +230,24 @@ class WorkerConnection:
 
     def _receive(self) -> ReceivedMessage | None:
         """Return the next message of the epoch, if any; handle those that do not concern the reader of its items."""
-        while (message := self._unhandled.popleft() if self._unhandled else self._receive_any()) is not None:
+        while (message := self._receive_any()) is not None:
             kind, epoch, number = message.header[:3]
-            if kind == Kind.ERROR and not epoch:  # at the start of the process
-                self._receiver.body(message).reraise()
+            if kind == Kind.ERROR and not epoch:  # at the start of the worker
+                self._reader.body(message).reraise()
             elif kind == Kind.COUNTERS:
-                self.skipped = self._receiver.body(message)
+                self.skipped = self._reader.body(message)
             elif epoch < self.epoch:
-                self._receiver.drop(message)
+                self._reader.drop(message)
             elif kind == Kind.STATE:
-                self.position.add(self._receiver.data(message), number)
+                self.position.add(self._reader.data(message), number)
             else:
                 if message.records:
                     self.position.add(message.records, number)
                 return message
         return None
 
-    def _receive_any(self) -> ReceivedMessage | None:
-        try:
-            message = self._receiver.receive()
-            if message is None and self._checks_processes and (ended := self._find_ended()) is not None:
-                # By now, everything that it sent before it ended has arrived.
-                message = self._receiver.receive()
-                if message is None:
-                    raise WorkerDiedError(_exit_message(*ended))
-        except EOFError:
-            for _, process in self._watched[:1]:
-                process.join(PULSE_S)
-            ended = self._find_ended()
-            if ended is None:
-                raise WorkerDiedError(f"{self.name} has closed its end of the connection.{self._context()}") from None
-            raise WorkerDiedError(_exit_message(*ended)) from None
-        except (OSError, ValueError):
-            if self._closed:  # closed by another thread at this moment
-                raise RuntimeError(self._closed_message()) from None
-            raise
-        return message
-
-    def _wait(self, begin: float, events: int = POLLIN) -> bool:
-        """Wait for an event or the end of a process; return whether anything but a message may have happened.
+    def _wait(self, begin: float, events: int) -> bool:
+        """Wait for something to happen; return whether anything but a message may have happened.
 
         Raises:
             WorkerTimeoutError: the wait that started at ``begin`` has lasted too long.
@@ -295,17 +257,7 @@ class WorkerConnection:
             limit_s = min(begin + self._timeout_s - time.monotonic(), PULSE_S)
             if limit_s <= 0:
                 raise WorkerTimeoutError(self._timeout_message())
-        own = self._receiver.fileno()
-        poll = new_poll()  # a new one, because two threads may wait here: one of them in an epoch that is over
-        with suppress(ValueError):  # closed by another thread at this moment
-            poll.register(own, events)
-            for _, process in self._watched:
-                poll.register(process.sentinel, POLLIN)
-        return bool(poll.poll(1e3 * limit_s) != [(own, POLLIN)])
-
-    def _find_ended(self) -> tuple[WorkerConnection, BaseProcess] | None:
-        """Return the first process that has ended."""
-        return next((each for each in self._watched if not is_running(each[1])), None)
+        return self._wait_s(limit_s, events)
 
     def _has_program_ended(self) -> bool:
         """Whether the program has ended while this thread fetches items for another, as torchdata's FullSync does.
@@ -315,42 +267,10 @@ class WorkerConnection:
         if not executors._shutdown:
             return False
         thread = threading.current_thread()
-        return thread in executors._threads_queues and thread is not self._reader
-
-    def _read_status(self) -> None:
-        """Receive the status page of the process, if nothing was received yet."""
-        # If another thread is receiving on the connection, the page is already known.
-        if self._receiver.page is None and self._lock.acquire(blocking=False):
-            try:
-                with suppress(OSError, EOFError):
-                    message = self._receiver.receive()
-                    if message is not None:
-                        self._unhandled.append(message)
-            finally:
-                self._lock.release()
+        return thread in executors._threads_queues and thread is not self._thread
 
     def _closed_message(self) -> str:
         return f"The connection to {self.name} was shut down during a read."
-
-    def _timeout_message(self) -> str:
-        return (
-            f"{self.name} (pid {self._pid}) has sent nothing for timeout_s={self._timeout_s:g} s.{self._context()} It "
-            "may be waiting for a disk or a store that does not respond; `py-spy dump --pid` shows where."
-        )
-
-    def _context(self) -> str:
-        if self.shard:
-            return f" The last shard that it opened is {self.shard}."
-        if self.dispatcher is None:
-            return " It has opened no shard yet."
-        self.dispatcher._read_status()
-        return f" It reads the items of the dispatching process.{self.dispatcher._context()}"
-
-
-def _exit_message(connection: WorkerConnection, process: BaseProcess) -> str:
-    """Describe how a process ended and which shard it had open."""
-    connection._read_status()
-    return describe_exit(connection.name, process) + connection._context()
 
 
 #: In a thread that fills a buffer, ``_filling.data`` is the state shared with the buffer's reader. The stages between

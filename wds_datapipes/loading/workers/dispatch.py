@@ -13,7 +13,7 @@ from wds_datapipes.loading.transport.flow_control import DISPATCHED_MESSAGES, MA
 from wds_datapipes.loading.transport.protocol import Kind
 from wds_datapipes.loading.transport.receiver import Receiver
 from wds_datapipes.loading.transport.sender import ReceiverGone, Sender
-from wds_datapipes.loading.workers.connection import WorkerConnection
+from wds_datapipes.loading.workers.process_connection import ProcessConnection
 from wds_datapipes.pipes.graph import graph_of
 from wds_datapipes.pipes.roles import Loader
 from wds_datapipes.pipes.stage import Stage, iterated_by_loader
@@ -182,7 +182,7 @@ class DispatchedItems(Loader, Stage[Any]):
 
     def __init__(self) -> None:
         self.is_lost = False
-        self._connection: WorkerConnection | None = None
+        self._connection: ProcessConnection | None = None
         self._has_begun = False
 
     def check_position(self) -> None:
@@ -195,7 +195,7 @@ class DispatchedItems(Loader, Stage[Any]):
 
     def connect(self, channel: socket.socket) -> None:
         """Connect this worker to the dispatching process."""
-        self._connection = WorkerConnection("The dispatching process", Receiver(channel, window=DISPATCHED_MESSAGES))
+        self._connection = ProcessConnection("The dispatching process", Receiver(channel, window=DISPATCHED_MESSAGES))
 
     def begin(self, epoch: int) -> None:
         """Expect the items of an epoch."""

@@ -131,7 +131,7 @@ class LoopItems(Loader, Stage[Any]):
     def report(self) -> LoadingReport:
         """Return statistics of the workers so far."""
         host = socket.gethostname()
-        workers = [replace(each, rank=self.rank, host=host) for each in self.reports()]
+        workers = [replace(each, rank=self.rank, host=each.host or host) for each in self.reports()]
         dispatcher = self.report_of_dispatcher()
         dispatcher = None if dispatcher is None else replace(dispatcher, rank=self.rank, host=host)
         return LoadingReport(self.epoch, workers, time.monotonic() - self._began, dispatcher)

@@ -18,6 +18,7 @@ from wds_datapipes.loading.epoch_run import EpochRun, EpochStart, call_with_pipe
 from wds_datapipes.loading.snapshots import SnapshotWriter
 from wds_datapipes.loading.splitting import split_by_worker
 from wds_datapipes.loading.torchdata_api import WorkerInfo, extract_wrapper
+from wds_datapipes.loading.transport.message_writer import MessageWriter
 from wds_datapipes.loading.transport.protocol import Kind
 from wds_datapipes.loading.transport.sender import ReceiverGone, Sender
 from wds_datapipes.loading.transport.serialization import serialize
@@ -129,7 +130,7 @@ class Worker:
         source: the connection to the dispatching process, if there is one.
     """
 
-    def __init__(self, job: WorkerJob, sender: Sender, source: socket.socket | None = None) -> None:
+    def __init__(self, job: WorkerJob, sender: MessageWriter, source: socket.socket | None = None) -> None:
         self.pipe = extract_wrapper(job.pipe)
         self.dispatched = None if source is None else dispatched_items(self.pipe)
         if source is not None and self.dispatched is not None:
@@ -149,51 +150,49 @@ class Worker:
     def run(self) -> None:
         """Handle requests and produce items until the main process exits."""
         while True:
-            try:
-                if self.sender.requests:
-                    epoch, payload = self.sender.requests.popleft()
-                    self.begin(epoch, *payload)
-                elif self.iterator is None:
-                    self.sender.wait()
-                else:
-                    self.make_items(self.iterator)
-                continue
-            except ReceiverGone:
-                raise
-            except Exception:  # noqa: BLE001  the main process raises it when it reaches this point
-                error = self.sender.pack_error()
-            # The resources held by the exception's frames, such as open files, are released by now.
-            self.iterator = None
-            if self.dispatched is not None and self.dispatched.is_lost:
-                self.sender.flush()
-                while True:  # the main process reports how the dispatching process has ended
-                    self.sender.wait()
-            self.send_skipped()
-            self.sender.send(Kind.ERROR, error)
+            self.step()
+
+    def step(self) -> None:
+        """Begin the next requested epoch; or else produce the items of a message, or wait until they are wanted."""
+        try:
+            if self.sender.requests:
+                epoch, payload = self.sender.requests.popleft()
+                self.begin(epoch, *payload)
+            elif self.iterator is None or self.sender.is_full:
+                self.sender.wait()
+            else:
+                self.make_items(self.iterator)
+            return
+        except ReceiverGone:
+            raise
+        except Exception:  # noqa: BLE001  the main process raises it when it reaches this point
+            error = self.sender.pack_error()
+        # The resources held by the exception's frames, such as open files, are released by now.
+        self.iterator = None
+        if self.dispatched is not None and self.dispatched.is_lost:
+            self.sender.flush()
+            while True:  # the main process reports how the dispatching process has ended
+                self.sender.wait()
+        self.send_skipped()
+        self.sender.send(Kind.ERROR, error)
 
     def make_items(self, iterator: Iterator[Any]) -> None:
-        """Produce items until a request arrives."""
+        """Produce items until a message of them was sent, or the last one."""
         sender, snapshots, snapshot = self.sender, self.snapshots, None
-        while not sender.requests:
-            if sender.is_full:
-                sender.wait()
-                continue
-            for item in iterator:
-                if snapshots is not None:
-                    snapshot = snapshots.snapshot()
-                sent = sender.put(item, snapshot)
-                del item  # free its memory before the next one is produced
-                if sent:
-                    sender.receive_requests()
-                    self.send_skipped()
-                    break
-            else:
-                self.iterator = None
+        for item in iterator:
+            if snapshots is not None:
+                snapshot = snapshots.snapshot()
+            sent = sender.put(item, snapshot)
+            del item  # free its memory before the next one is produced
+            if sent:
+                sender.receive_requests()
                 self.send_skipped()
-                if snapshots is not None and self.epoch is not None and self.epoch.spans_epochs:
-                    sender.send_record(snapshots.snapshot())
-                sender.send(Kind.END, serialize(self.split_lists()))
                 return
+        self.iterator = None
+        self.send_skipped()
+        if snapshots is not None and self.epoch is not None and self.epoch.spans_epochs:
+            sender.send_record(snapshots.snapshot())
+        sender.send(Kind.END, serialize(self.split_lists()))
 
     def split_lists(self) -> list[Any]:
         """Return the lists that the epoch's first pass has split, which must be the same in every worker."""
