@@ -365,10 +365,13 @@ def compatibility(session: nox.Session, torch: str) -> None:
 @nox.session
 @nox.parametrize(
     "peer",
-    [nox.param(name, id=name) for name in ("dali", "hugging_face", "mpi", "nodes", "stores", "trainers", "wids")],
+    [
+        nox.param(name, id=name)
+        for name in ("dali", "hugging_face", "mpi", "nodes", "ray", "stores", "trainers", "wids")
+    ],
 )
 def peers(session: nox.Session, peer: str) -> None:
-    """Let DALI and wids read our indexes, train with trainers, load with nodes, and emulate stores.
+    """Let DALI and wids read our indexes, train with trainers, load with nodes or on hosts of Ray, and emulate stores.
 
     DALI takes 2 GB, and needs no GPU.
     """
@@ -381,4 +384,7 @@ def peers(session: nox.Session, peer: str) -> None:
         session.install("-c", CONSTRAINTS, "-e", ".[yaml,cli]", *group(peer))
     if peer == "dali":
         session.run("pytest", "--doctest-modules", "wds_datapipes/integrations/dali.py")
-    session.run("pytest", *map(str, sorted(Path("tests/peers").glob(f"test_{peer}*.py"))), *session.posargs)
+    tests = sorted(Path("tests/peers").glob(f"test_{peer}*.py"))
+    if peer == "ray":
+        tests.append(Path("tests/loading/other_hosts"))
+    session.run("pytest", *map(str, tests), *session.posargs)

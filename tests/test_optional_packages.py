@@ -97,6 +97,7 @@ NEEDS: list[tuple[str, str, Callable[[Path], object]]] = [
     ("paramiko", "sftp", load("sftp://host/a.tar")),
     ("s3fs", "s3", load("s3://bucket/a.tar")),
     ("scipy.io", "imagenet", read_devkit),
+    ("ray", "ray", lambda _: wds_datapipes.RayReadingService(2)),
     ("yaml", "yaml", read_yaml),
     ("zstandard", "zst", load_zst),
     ("zstandard", "zst", lambda folder: TarWriter(folder / "a.tar.zst")),
@@ -105,6 +106,7 @@ NEEDS: list[tuple[str, str, Callable[[Path], object]]] = [
 #: What needs a release of torchdata, and which one.
 TORCHDATA: list[tuple[str, str, Callable[[Path], object]]] = [
     ("torchdata.dataloader2", DATALOADER2, lambda _: wds_datapipes.ShardReadingService),
+    ("torchdata.dataloader2", DATALOADER2, lambda _: wds_datapipes.RayReadingService),
     ("torchdata.dataloader2", DATALOADER2, lambda _: check_resume(lambda: ShardList("a.tar"))),
     ("torchdata.nodes", NODES, use_module("nodes")),
 ]
@@ -201,7 +203,8 @@ def test_every_scheme_that_needs_a_package_is_in_the_table() -> None:
     assert needy <= {*known_implementations, "abfss"}  # adlfs registers it if it is installed
 
 
-def test_the_extra_all_contains_every_other_one_but_those_of_single_clouds_and_dali() -> None:
+def test_the_extra_all_contains_every_other_one_but_those_that_are_large() -> None:
     extras = REQUIREMENTS.keys() - {""}
     assert {"all", "az", "gs", "hf", "media", "s3", "sftp"} <= extras
-    assert installed_by("all") == set().union(*map(installed_by, extras - {"az", "dali", "dali-cuda13", "gs", "hf"}))
+    large = {"az", "dali", "dali-cuda13", "gs", "hf", "ray"}
+    assert installed_by("all") == set().union(*map(installed_by, extras - large))

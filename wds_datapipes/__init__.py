@@ -37,6 +37,7 @@ if typing.TYPE_CHECKING:
     from wds_datapipes.codecs.images import ImageDecoder
     from wds_datapipes.loading.checkpoint.resharding import merge_states
     from wds_datapipes.loading.loader_batches import LoaderBatches
+    from wds_datapipes.loading.other_hosts import RayReadingService
     from wds_datapipes.loading.report import LoadingReport, WorkerReport
     from wds_datapipes.loading.service.service import ShardReadingService
     from wds_datapipes.loading.stateful_dataset.dataset import StatefulShards
@@ -68,6 +69,7 @@ __all__ = [
     "Member",
     "MockSamples",
     "RandomResizedCrop",
+    "RayReadingService",
     "ReadLimits",
     "ReadOptions",
     "Sample",
@@ -106,6 +108,7 @@ _LATER = {
         "codecs.images": "ImageDecoder",
         "loading.checkpoint.resharding": "merge_states",
         "loading.loader_batches": "LoaderBatches",
+        "loading.other_hosts": "RayReadingService",
         "loading.report": "LoadingReport WorkerReport",
         "loading.service.service": "ShardReadingService",
         "loading.stateful_dataset.dataset": "StatefulShards",
@@ -127,6 +130,7 @@ _LATER = {
 if not _has_dataloader2():
     # For `import *`. The alias keeps type checkers from removing the name unconditionally.
     _visible = __all__
+    _visible.remove("RayReadingService")
     _visible.remove("ShardReadingService")
 
 
@@ -134,8 +138,8 @@ def __getattr__(name: str) -> object:
     if name == "__version__":
         return importlib.import_module("importlib.metadata").version("wds-datapipes")
     if name in _LATER:
-        if name == "ShardReadingService":
-            purpose = "read with ShardReadingService and DataLoader2 (StatefulShards needs no torchdata)"
+        if name in ("RayReadingService", "ShardReadingService"):
+            purpose = f"read with {name} and DataLoader2 (StatefulShards needs no torchdata)"
             _require("torchdata.dataloader2", release=_DATALOADER2, purpose=purpose)
         return getattr(importlib.import_module(_LATER[name]), name)
     message = f"module {__name__!r} has no attribute {name!r}{_explain_name(name)}"

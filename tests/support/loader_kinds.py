@@ -26,12 +26,17 @@ SEED = 8
 class Service:
     """A `DataLoader2` with a `ShardReadingService`."""
 
+    @staticmethod
+    def service() -> Any:
+        """Return the class of the service."""
+        from wds_datapipes import ShardReadingService
+
+        return ShardReadingService
+
     def __init__(self, build: Build, workers: int, state: Any = None, seed: int | None = SEED, **options: Any) -> None:
         from torchdata.dataloader2 import DataLoader2  # which releases with nodes lack
 
-        from wds_datapipes import ShardReadingService
-
-        self.loader: Any = DataLoader2(build(), reading_service=ShardReadingService(workers, **options))
+        self.loader: Any = DataLoader2(build(), reading_service=self.service()(workers, **options))
         if seed is not None:
             self.loader.seed(seed)
         if state is not None:

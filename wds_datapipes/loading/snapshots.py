@@ -91,12 +91,14 @@ class _Message(NamedTuple):
     Attributes:
         first: the number of items of the epoch, up to and including the first of these.
         snapshots: their pickle.
-        histories: the histories that they refer to.
+        process: the number of the process that has sent them.
+        histories: the numbers of the histories in that process that they refer to.
     """
 
     first: int
     snapshots: bytes
-    histories: frozenset[int]
+    process: int
+    histories: Sequence[int]
 
 
 class LoopPosition:
@@ -111,21 +113,21 @@ class LoopPosition:
     """
 
     def __init__(self, base: WorkerState | None = None) -> None:
-        self.delivered = self.earlier = 0
+        self.delivered = self.earlier = self._process = 0
         self.begin(base or WorkerState())
 
-    def begin(self, base: WorkerState) -> None:
+    def begin(self, base: WorkerState | str) -> None:
         """Begin an epoch.
 
         Args:
-            base: the state from which the pipeline starts.
+            base: the state from which the pipeline starts, or the reason why there is none.
         """
         self.earlier += self.delivered
         self.delivered = 0
-        self._base = base
+        self._base: WorkerState | str = base
         self._received = 0
         self._messages: deque[_Message] = deque()
-        self._parts: dict[int, list[_Part]] = {}  # of each history
+        self._parts: dict[tuple[int, int], list[_Part]] = {}  # of each history, by process and number
 
     @property
     def has_snapshots(self) -> bool:
@@ -141,15 +143,32 @@ class LoopPosition:
         """
         snapshots, parts = pickle.loads(data)  # noqa: S301 - written by this program
         for part in parts:
-            self._parts.setdefault(part[0], []).append(part)
-        messages = self._messages
-        messages.append(_Message(self._received + min(count, 1), snapshots, frozenset(part[0] for part in parts)))
+            self._parts.setdefault((self._process, part[0]), []).append(part)
+        messages, numbers = self._messages, [part[0] for part in parts]
+        messages.append(_Message(self._received + min(count, 1), snapshots, self._process, numbers))
         self._received += count
         if len(messages) > 1 and messages[1].first <= self.delivered:
             while len(messages) > 1 and messages[1].first <= self.delivered:
                 messages.popleft()
-            known = frozenset[int]().union(*(message.histories for message in messages))
-            self._parts = {number: self._parts[number] for number in known}
+            known = {(message.process, number) for message in messages for number in message.histories}
+            self._parts = {each: self._parts[each] for each in known}
+
+    def replace_process(self) -> WorkerState:
+        """Return the state after the last item that has arrived, from which another process sends the following ones.
+
+        Raises:
+            StateError: the pipeline has no state.
+        """
+        self._process += 1
+        return self.arrived()
+
+    def arrived(self) -> WorkerState:
+        """Return the state of the pipeline after the last item that has arrived.
+
+        Raises:
+            StateError: the pipeline has no state.
+        """
+        return self._state_after(self._received)
 
     def state(self) -> WorkerState:
         """Return the state of the pipeline after the last item that the loop has received.
@@ -157,19 +176,26 @@ class LoopPosition:
         Raises:
             StateError: the pipeline has no state.
         """
-        found = [message for message in [*self._messages] if message.first <= self.delivered]  # a thread may add some
+        return self._state_after(self.delivered)
+
+    def _state_after(self, items: int) -> WorkerState:
+        """Return the state after some items of the epoch."""
+        found = [message for message in [*self._messages] if message.first <= items]  # a thread may add some
         if not found:
+            if isinstance(self._base, str):
+                raise StateError(self._base)
             return self._base
         snapshots = pickle.loads(found[-1].snapshots)  # noqa: S301 - written by this program
-        snapshot = snapshots[self.delivered - found[-1].first]
+        snapshot = snapshots[items - found[-1].first]
         if isinstance(snapshot, str):
             raise StateError(snapshot)
-        return WorkerState.of(plain_state(snapshot, {number: self._history(number) for number in found[-1].histories}))
+        process, numbers = found[-1].process, found[-1].histories
+        return WorkerState.of(plain_state(snapshot, {number: self._history(process, number) for number in numbers}))
 
-    def _history(self, number: int) -> BufferHistory:
+    def _history(self, process: int, number: int) -> BufferHistory:
         """Return the part of a history that has arrived."""
         history = BufferHistory(number)
-        for _, changes, appended in [*self._parts[number]]:  # another thread may add parts
+        for _, changes, appended in [*self._parts[process, number]]:  # another thread may add parts
             history.changes += changes
             history.appended += pickle.loads(appended)  # noqa: S301 - written by this program
         return history

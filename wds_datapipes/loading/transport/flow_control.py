@@ -21,6 +21,12 @@ TOGETHER_S = 0.5e-3
 #: While the pipeline is slow, a waiting message is sent after one to two of these periods, in seconds.
 TICK_S = 2e-3
 
+#: The number of calls in flight to each worker on another host; each is answered with a message.
+CALLS_AHEAD = 4
+
+#: A call of a worker on another host costs more than a message through a socket, so small items share it for longer.
+CALL_TOGETHER_S = 10e-3
+
 #: The maximum number of messages of the dispatching process that a worker has not used yet. They fit into the buffer of
 #: the socket, so sending them never blocks.
 DISPATCHED_MESSAGES = 4

@@ -159,12 +159,14 @@ class MessageWriter(ABC):
 
     def pack_error(self) -> bytes:
         """Return the current exception for `send`, with the last shard that this process opened."""
-        shard = f", whose last shard was {self.counters.shard}" if self.counters.shard else ""
-        return serialize(SendableError(f"in {self._name}{shard}"))
+        return serialize(SendableError(self._where()))
 
     def pack_counters(self) -> bytes:
         """Return the counts of skipped items for `send`."""
         return serialize(self.counters.skipped())
+
+    def _where(self) -> str:
+        return f"in {self._name}" + (f", whose last shard was {self.counters.shard}" if self.counters.shard else "")
 
     @abstractmethod
     def _flush_later(self) -> None:

@@ -71,19 +71,19 @@ class Connection(ABC):
         Args:
             epoch: its number.
             payload: the data that the worker needs to begin it.
-            base: the position at which its pipeline begins; None if it begins, or continues, by itself.
+            base: the position at which its pipeline begins; None if it continues where its last epoch has ended.
 
         Raises:
             WorkerDiedError: as in `items`, if this must wait. So are other errors of the worker itself, but not those
                 of its items.
         """
 
-    def expect(self, epoch: int, base: WorkerState | None = None) -> None:
+    def expect(self, epoch: int, base: WorkerState | str | None = None) -> None:
         """Expect the items of an epoch that this or another process begins."""
         with self._lock:
             self.epoch = epoch
             self._thread = threading.current_thread()
-            self.position.begin(base or WorkerState())
+            self.position.begin(WorkerState() if base is None else base)
             self.split_lists = []
             self._begin(epoch)
             while self._backlog and self._backlog[0].header.epoch < epoch:

@@ -69,7 +69,8 @@ class PooledItems(LoopItems):
         for number, connection in enumerate(self._pool.workers):
             base = None if bases is None else bases[number]
             payload = seed_generator.spawn(number), iter_reset_fn, self.current, base if resumed is None else None
-            connection.begin(self.epoch, payload, base)
+            known = base is not None or self._continues
+            connection.begin(self.epoch, payload, base if known else WorkerState())
 
     def __iter__(self) -> Iterator[Any]:
         """Yield one item from each worker in turn, skipping workers that are exhausted.

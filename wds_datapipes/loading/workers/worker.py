@@ -152,6 +152,11 @@ class Worker:
         while True:
             self.step()
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the next step would only wait."""
+        return not self.sender.requests and (self.iterator is None or self.sender.is_full)
+
     def step(self) -> None:
         """Begin the next requested epoch; or else produce the items of a message, or wait until they are wanted."""
         try:

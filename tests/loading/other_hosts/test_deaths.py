@@ -1,0 +1,188 @@
+"""Workers and hosts that die: an error that says where, or each item once, in order, with ``restart=``."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import psutil
+import pytest
+from error_facts import naming
+from loader_kinds import Service, items_of
+from pipeline_table import REFUSED
+from ray_hosts import Hosts, Remote, arrays, drawn, failing, keys, poisoned, replayed, stream, write_shards
+from sweeps import WHOLE
+
+from wds_datapipes.errors import StateError, WorkerDiedError
+
+HOST = socket.gethostname()
+SHARDS, SAMPLES = 6, 60
+#: How many workers and hosts die in one run.
+KILLS = 200 if WHOLE else 5
+NEAR_A = {"resources": {"a": 1}}
+
+
+@pytest.fixture(autouse=True)
+def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_shards(SHARDS, SAMPLES)
+
+
+def kill(process: psutil.Process) -> None:
+    with suppress(psutil.NoSuchProcess):
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+
+def epochs_of(kind: Any, build: Callable[[], Any], count: int = 2) -> list[list[Any]]:
+    with closing(kind(build, 2)) as run:
+        return [items_of(run.epoch()) for _ in range(count)]
+
+
+def test_a_dead_worker_is_an_error_that_says_where_and_the_state_resumes(hosts: Hosts) -> None:
+    build = partial(keys, SHARDS)
+    whole = epochs_of(Service, build)
+    with closing(Remote(build, 2)) as run:
+        items = run.epoch()
+        head = items_of(items, 9)
+        state = run.state()
+        victim = run.loader.reading_service.report().workers[1]
+        kill(psutil.Process(victim.pid))
+        where = naming(f"Worker 1 on host {HOST} (pid {victim.pid}) has died", victim.shard)
+        with pytest.raises(WorkerDiedError, match=where):
+            head.extend(rest_of(items, run))
+    assert head == (whole[0] + whole[1])[: len(head)]
+    with closing(Remote(build, 2, state)) as run:
+        assert items_of(run.epoch()) == whole[0][9:]
+
+
+def rest_of(items: Iterator[Any], run: Remote) -> Iterator[Any]:
+    """Yield the rest of an epoch and the next one, because all items of the first may have been sent."""
+    yield from items
+    yield from run.epoch()
+
+
+def disturbed(run: Remote, hosts: Hosts, rng: Random, kills: set[int], epochs: int) -> Iterator[list[Any]]:
+    """Read epochs, while workers and hosts die after some items."""
+    number = 0
+    for _ in range(epochs):
+        found = []
+        for item in run.epoch():
+            found += items_of(iter([item]))
+            number += 1
+            if number in kills:
+                if rng.random() < 0.3:
+                    name = rng.choice("ab")
+                    hosts.kill(name)
+                    hosts.start()
+                elif actors := hosts.actors():
+                    kill(rng.choice(actors))
+        yield found
+
+
+@pytest.mark.timeout(7200 if WHOLE else 600)
+@pytest.mark.parametrize("build", [keys, drawn, arrays, stream, replayed])
+def test_each_item_comes_once_and_in_order_while_workers_and_hosts_die(hosts: Hosts, build: Any) -> None:
+    rng, epochs = Random(build.__name__), 3 if not WHOLE else 20
+    whole = epochs_of(Service, partial(build, SHARDS), epochs)
+    kills = {*rng.sample(range(1, sum(map(len, whole))), KILLS)}
+    with closing(Remote(partial(build, SHARDS), 2, restart=True)) as run:
+        assert [*disturbed(run, hosts, rng, kills, epochs)] == whole
+        report = run.loader.reading_service.report()
+        assert report.total.received == sum(map(len, whole))
+
+
+@pytest.mark.parametrize("build", [keys, stream])
+def test_a_state_after_a_restart_resumes(hosts: Hosts, build: Any) -> None:
+    """States in the middle of messages of the dead actor and of the new one are those of local workers."""
+    states: list[list[Any]] = []
+    kinds: list[tuple[Any, dict[str, Any]]] = [(Service, {}), (Remote, {"restart": True, "worker_options": NEAR_A})]
+    for kind, options in kinds:
+        states.append([])
+        with closing(kind(partial(build, SHARDS), 2, **options)) as run:
+            for epoch in range(2):
+                for number, _ in enumerate(run.epoch()):
+                    if options and number == 13 and not epoch:
+                        hosts.kill("a")
+                        hosts.start()
+                    if number % 10 == 7:
+                        states[-1].append(run.state())
+    assert states[0] == states[1]
+
+
+@pytest.mark.parametrize("build", [keys, stream])
+def test_workers_that_die_between_epochs_or_before_the_first_item_are_replaced(hosts: Hosts, build: Any) -> None:
+    whole = epochs_of(Service, partial(build, SHARDS), 3)
+    with closing(Remote(partial(build, SHARDS), 2, restart=True)) as run:
+        for number, epoch in enumerate(whole):
+            items = run.epoch()
+            if number == 0:
+                hosts.kill("a")
+                hosts.start()
+            assert items_of(items) == epoch
+            for actor in hosts.actors():
+                kill(actor)
+
+
+def test_a_worker_that_dies_again_and_again_at_one_item_is_an_error(
+    hosts: Hosts, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        closing(Remote(lambda: keys(SHARDS).map(poisoned), 2, restart=True)) as run,
+        caplog.at_level(logging.WARNING, "wds_datapipes"),
+        pytest.raises(WorkerDiedError, match=naming("has died 3 times before the same item")),
+    ):
+        items_of(run.epoch())
+    # The first actor may have died with other items in its last message, which the second one has sent one by one.
+    assert sum("Another actor continues" in text for text in caplog.messages) in (2, 3)
+    assert all(HOST in text for text in caplog.messages)
+
+
+def epochs_with_a_kill(run: Remote, hosts: Hosts) -> Iterator[Any]:
+    while True:
+        yield from run.epoch()
+        kill(hosts.actors()[0])
+
+
+def test_the_number_of_restarts_is_limited(hosts: Hosts) -> None:
+    with (
+        closing(Remote(partial(keys, SHARDS), 1, restart=1)) as run,
+        pytest.raises(WorkerDiedError, match=naming("It was restarted 1 times, as restart= allows")),
+    ):
+        items_of(epochs_with_a_kill(run, hosts))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_pipeline_that_cannot_be_restarted_is_an_error_at_the_start(hosts: Hosts, name: str) -> None:
+    build, reason = REFUSED[name]
+    with closing(Remote(build, 2, restart=True)) as run, pytest.raises(StateError, match=f"restart=True .*{reason}"):
+        run.epoch()
+
+
+def test_an_error_of_the_pipeline_names_the_host_and_restarts_nothing(hosts: Hosts) -> None:
+    build = partial(failing, SHARDS)
+    with closing(Service(build, 2)) as run:
+        local = until_error(run.epoch())
+    with closing(Remote(build, 2, restart=True)) as run:
+        remote = until_error(run.epoch())
+        assert remote[0] == local[0]
+        assert isinstance(remote[1], ValueError)
+        assert f"on host {HOST}, whose last shard was" in str(remote[1])
+        assert "the sample 2-17 is odd" in str(remote[1])
+        assert len(hosts.actors()) == 2
+
+
+def until_error(items: Iterator[Any]) -> tuple[list[Any], Exception]:
+    found: list[Any] = []
+    try:
+        found.extend(items)
+    except ValueError as error:
+        return found, error
+    raise AssertionError(f"no error after {len(found)} items")

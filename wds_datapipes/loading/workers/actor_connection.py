@@ -1,0 +1,225 @@
+"""The main process's connection to a worker on another host: calls of a Ray actor, and their replies."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from wds_datapipes.counters import Skipped, sum_skipped
+from wds_datapipes.errors import StateError, WorkerDiedError, text_of
+from wds_datapipes.loading.checkpoint.format import WorkerState
+from wds_datapipes.loading.report import LOGGER, WorkerReport
+from wds_datapipes.loading.transport.flow_control import CALLS_AHEAD, MAX_TOGETHER
+from wds_datapipes.loading.transport.message_reader import MessageReader, ReceivedMessage
+from wds_datapipes.loading.transport.protocol import HEADER, Header, Kind
+from wds_datapipes.loading.transport.shared_memory import Bytes
+from wds_datapipes.loading.transport.status_page import Work
+from wds_datapipes.loading.workers.connection import Connection
+from wds_datapipes.loading.workers.remote_worker import Reply
+
+#: A worker that dies this many times in succession before another of its items arrives is not started again.
+MAX_DEATHS = 3
+
+#: The number of characters of Ray's description of a death in messages.
+DESCRIPTION = 300
+
+#: What is known of a worker before its first reply.
+NO_REPLY = Reply([], Work(), Counter(), "", "", 0)
+
+
+class ReplyReader(MessageReader):
+    """Rebuilds the items in replies."""
+
+    def memory_of(self, message: ReceivedMessage) -> memoryview:
+        """Return the segment of a message: a copy if it has arrays, which may be kept and changed, unlike objects."""
+        array: Bytes = np.array(message.attached, copy=message.header.arrays > 0)
+        return array.data
+
+    def take(self, header: Header) -> None:
+        """Do nothing: a message counts as taken when its reply is received."""
+
+    def credit(self) -> None:
+        """Do nothing: each call is a credit."""
+
+
+class ActorConnection(Connection):
+    """Receives items from an actor; another may take the place of one that has died.
+
+    Args:
+        name: the name of the worker, for messages.
+        start: starts an actor, given the number of its first items that have a message each.
+        timeout_s: the maximum time to wait for a reply, in seconds; ``None`` means no limit.
+        restarts: how often another actor may take its place.
+    """
+
+    def __init__(self, name: str, start: Callable[[int], Any], timeout_s: float | None, restarts: float) -> None:
+        import ray
+
+        super().__init__(name, ReplyReader(), timeout_s)
+        self._ray: Any = ray
+        self._start, self._restarts = start, restarts
+        self._actor = start(0)
+        self._calls: deque[Any] = deque()
+        self._messages: deque[ReceivedMessage] = deque()
+        self._request: Any = None
+        self._taken = self._taken_bytes = 0
+        self._deaths = self._deaths_here = 0
+        self._last = NO_REPLY
+        self._earlier = Work(), Counter[str](), Skipped()  # of the actors that have died
+
+    def begin(self, epoch: int, payload: object, base: WorkerState | None = None) -> None:
+        """Begin an epoch in the actor."""
+        left: WorkerState | str | None = base
+        if left is None and self.epoch and self._restarts:
+            try:
+                left = self.position.arrived().renewed()
+            except StateError as error:
+                left = str(error)
+        self.expect(epoch, left)
+        with self._lock:
+            self._request = payload
+            self._call_first(payload)  # the actor first answers the calls of the previous epoch that are in flight
+
+    def report(self) -> WorkerReport:
+        """Return statistics of the worker until its last reply."""
+        return replace(super().report(), host=self._last.host, skipped=self._sums()[2])
+
+    @property
+    def shard(self) -> str:
+        """The last shard that the worker has opened until its last reply, or ""."""
+        return self._last.shard
+
+    def close(self) -> None:
+        """Forget the replies, and what actors start with, which frees the memory of both."""
+        del self._start, self._actor
+        self._calls.clear()
+        self._messages.clear()
+        self._backlog.clear()
+
+    def cut(self) -> None:
+        """End the actor, which wakes any thread that waits for it."""
+        self._closed = True
+        self._kill()
+
+    def _kill(self) -> None:
+        if self._ray.is_initialized():
+            with suppress(self._ray.exceptions.RayError, ValueError):  # of an earlier connection to a cluster
+                self._ray.kill(self._actor)
+
+    def _begin(self, epoch: int) -> None:  # noqa: ARG002  of every connection
+        self._messages.clear()
+
+    def _call_first(self, request: object) -> None:
+        """Make the first calls of an epoch."""
+        self._calls.clear()
+        self._taken = self._taken_bytes = 0
+        self._call(request)
+        for _ in range(CALLS_AHEAD - 1):
+            self._call()
+
+    def _call(self, request: object = None) -> None:
+        method = self._actor.next_message
+        self._calls.append(method.remote(self.epoch, self._taken, self._taken_bytes, request))
+
+    def _receive_any(self) -> ReceivedMessage | None:
+        errors = self._ray.exceptions
+        while not self._messages:
+            if not self._calls:
+                return None
+            try:
+                reply: Reply = self._ray.get(self._calls[0], timeout=0)
+            except errors.GetTimeoutError:
+                return None
+            except errors.RayTaskError:  # the code of the actor could not run at all
+                raise
+            except errors.RayError as error:
+                self._replace(error)
+                return None
+            self._calls.popleft()
+            self._take(reply)
+        return self._messages.popleft()
+
+    def _take(self, reply: Reply) -> None:
+        self._last = reply._replace(messages=[])
+        is_over = False
+        for data, attached in reply.messages:
+            header = Header._make(HEADER.unpack_from(data))
+            is_over = is_over or header.kind in (Kind.END, Kind.ERROR)
+            if header.kind in (Kind.ITEMS, Kind.PLAIN_ITEMS):
+                self._taken += 1
+                self._taken_bytes += header.size
+                self._deaths_here = 0
+            self._messages.append(ReceivedMessage.of(header, data, attached))
+        if not is_over:
+            self._call()
+
+    def _wait_s(self, limit_s: float, events: int) -> bool:  # noqa: ARG002  of every connection
+        calls = [*self._calls]
+        if calls:
+            self._ray.wait(calls[:1], timeout=limit_s)
+        return False
+
+    def _replace(self, error: Exception) -> None:
+        """Continue with another actor after the last item that has arrived.
+
+        Raises:
+            WorkerDiedError: no other actor may take the place of this one, or can.
+        """
+        if self._closed:
+            raise RuntimeError(self._closed_message())
+        self._deaths += 1
+        self._deaths_here += 1
+        how = self._describe(error)
+        if self._deaths > self._restarts:
+            advice = f" It was restarted {self._restarts:g} times, as restart= allows." if self._restarts else ""
+            raise WorkerDiedError(f"{how}{advice}") from error
+        if self._deaths_here >= MAX_DEATHS:
+            raise WorkerDiedError(f"{how} It has died {MAX_DEATHS} times before the same item.") from error
+        try:
+            state = self.position.replace_process()
+        except StateError as reason:
+            raise WorkerDiedError(f"{how} It cannot be restarted: {reason}") from error
+        LOGGER.warning("%s Another actor continues with the next item", how)
+        self._kill()
+        self._earlier = self._sums()
+        self._last, self.skipped = NO_REPLY, Skipped()
+        # One by one, up to the item that may have ended the process, so that the others before it are not lost again.
+        self._actor = self._start(MAX_TOGETHER)
+        self._call_first((*self._request[:-1], state))
+
+    def _describe(self, error: Exception) -> str:
+        """Describe a death."""
+        last = self._last
+        where = f" on host {last.host} (pid {last.pid})" if last.host else ", which has not replied yet,"
+        shard = f" The last shard that it is known to have opened is {last.shard}." if last.shard else ""
+        text = " ".join(text_of(error).split())
+        text = text.partition("The actor is dead because ")[2] or text  # after a list of IDs
+        text = text.partition(" Some common causes")[0][:DESCRIPTION].rstrip(". ")
+        return f"{self.name}{where} has died while its data was still needed ({type(error).__name__}: {text}).{shard}"
+
+    def _sums(self) -> tuple[Work, Counter[str], Skipped]:
+        """Return what the actors of this worker have done, their figures, and what they have skipped."""
+        work, figures, skipped = self._earlier
+        work = Work(*map(sum, zip(work, self._last.work, strict=True)))
+        return work, figures + self._last.figures, sum_skipped([skipped, self.skipped])
+
+    def _status(self) -> tuple[int, Work, Counter[str]]:
+        return self._last.pid, *self._sums()[:2]
+
+    def _timeout_message(self) -> str:
+        begin = f"{self.name} has sent nothing for timeout_s={self._timeout_s:g} s"
+        if not self._last.host:
+            return (
+                f"{begin}, and has not started. The cluster may lack what worker_options requests, which `ray status` "
+                "shows; or its host is still installing the runtime_env"
+            )
+        return (
+            f"{begin}. It runs on host {self._last.host} (pid {self._last.pid}), and the last shard that it is known "
+            f"to have opened is {self.shard or 'none'}. It may be waiting for a disk or a store that does not respond; "
+            "`py-spy dump --pid` shows where"
+        )
