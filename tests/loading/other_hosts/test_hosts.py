@@ -20,12 +20,15 @@ import pytest
 import torchdata.datapipes.iter  # noqa: F401 - registers its stages
 from error_facts import naming
 from loader_kinds import Service, items_of
+from pipeline_table import as_it_is
 from ray_hosts import FOLDERS, LIMIT_S, Hosts, Remote, arrays, count_made, hang, keys, large, write_shards
 from torch.utils.data.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import RayReadingService
 from wds_datapipes.errors import ShardOpenError, WorkerTimeoutError
+from wds_datapipes.loading.service.pinning import MemoryPinner
 from wds_datapipes.loading.transport.flow_control import AHEAD_BYTES, CALLS_AHEAD, MAX_TOGETHER
 
 HOST = socket.gethostname()
@@ -43,6 +46,7 @@ PROGRAM = """
 import os, signal, sys, time
 import ray
 from torchdata.dataloader2 import DataLoader2
+from pipeline_table import as_it_is
 from ray_hosts import FOLDERS, arrays
 from wds_datapipes import RayReadingService
 
@@ -154,6 +158,7 @@ def test_a_shard_that_a_host_lacks_is_an_error_that_names_the_host(hosts: Hosts)
         items_of(run.epoch())
 
 
+@pytest.mark.filterwarnings("ignore:Local function is not supported by pickle")
 def test_functions_of_the_main_program_are_sent_by_value_and_others_name_their_stage(hosts: Hosts) -> None:
     offset = 7
     with closing(Remote(lambda: keys(SHARDS).map(lambda key: (key, offset)), 1)) as run:
@@ -199,14 +204,17 @@ def test_options_that_would_change_the_order_are_refused(hosts: Hosts, name: str
 
 
 def test_stages_that_dispatch_are_refused(hosts: Hosts) -> None:
-    pipe = IterableWrapper(range(9)).sharding_round_robin_dispatch(1)  # multiprocessing
+    pipe = IterableWrapper(range(9)).sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
     loader: Any = DataLoader2(pipe, reading_service=RayReadingService(2))
     with pytest.raises(ValueError, match=naming(".sharding_round_robin_dispatch()", ".sharding_filter()")):
         iter(loader)
     loader.shutdown()
 
 
-def test_stages_after_the_workers_prefetch_and_keep_the_states(hosts: Hosts) -> None:
+def test_a_thread_that_pins_takes_items_ahead_of_the_loop(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "wds_datapipes.loading.service.service.pin_memory_of", lambda source: MemoryPinner(source, as_it_is)
+    )
     found = []
     for kind in (Service, Remote):
         with closing(kind(partial(keys, SHARDS), 2, pin_memory=True)) as run:
@@ -223,6 +231,7 @@ import json, os, sys
 import ray
 import torch.distributed as dist
 from torchdata.dataloader2 import DataLoader2, DistributedReadingService, SequentialReadingService
+from pipeline_table import as_it_is
 from ray_hosts import FOLDERS, keys
 from wds_datapipes import RayReadingService, ShardReadingService
 

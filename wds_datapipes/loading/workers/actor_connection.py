@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from wds_datapipes.counters import Skipped, sum_skipped
-from wds_datapipes.errors import StateError, WorkerDiedError, text_of
+from wds_datapipes.errors import StateError, WorkerDiedError, plural, text_of
 from wds_datapipes.loading.checkpoint.format import WorkerState
 from wds_datapipes.loading.report import LOGGER, WorkerReport
 from wds_datapipes.loading.transport.flow_control import CALLS_AHEAD, MAX_TOGETHER
@@ -29,7 +29,7 @@ MAX_DEATHS = 3
 DESCRIPTION = 300
 
 #: What is known of a worker before its first reply.
-NO_REPLY = Reply([], Work(), Counter(), "", "", 0)
+NO_REPLY = Reply([], Work(), Counter(), "")
 
 
 class ReplyReader(MessageReader):
@@ -63,7 +63,7 @@ class ActorConnection(Connection):
         super().__init__(name, ReplyReader(), timeout_s)
         self._ray: Any = ray
         self._start, self._restarts = start, restarts
-        self._actor = start(0)
+        self._start_actor(0)
         self._calls: deque[Any] = deque()
         self._messages: deque[ReceivedMessage] = deque()
         self._request: Any = None
@@ -87,7 +87,7 @@ class ActorConnection(Connection):
 
     def report(self) -> WorkerReport:
         """Return statistics of the worker until its last reply."""
-        return replace(super().report(), host=self._last.host, skipped=self._sums()[2])
+        return replace(super().report(), host=self._find_place(), skipped=self._sums()[2])
 
     @property
     def shard(self) -> str:
@@ -96,7 +96,9 @@ class ActorConnection(Connection):
 
     def close(self) -> None:
         """Forget the replies, and what actors start with, which frees the memory of both."""
+        self._find_place()  # for reports
         del self._start, self._actor
+        self._place = None
         self._calls.clear()
         self._messages.clear()
         self._backlog.clear()
@@ -105,6 +107,17 @@ class ActorConnection(Connection):
         """End the actor, which wakes any thread that waits for it."""
         self._closed = True
         self._kill()
+
+    def _start_actor(self, alone: int) -> None:
+        self._actor = self._start(alone)
+        self._host, self._pid, self._place = "", 0, self._actor.place.remote()
+
+    def _find_place(self) -> str:
+        """Return the name of the host on which the actor has started, or ""."""
+        if not self._host and self._place is not None:
+            with suppress(self._ray.exceptions.RayError):  # including that it has not started yet
+                self._host, self._pid = self._ray.get(self._place, timeout=0)
+        return self._host
 
     def _kill(self) -> None:
         if self._ray.is_initialized():
@@ -176,8 +189,10 @@ class ActorConnection(Connection):
         self._deaths_here += 1
         how = self._describe(error)
         if self._deaths > self._restarts:
-            advice = f" It was restarted {self._restarts:g} times, as restart= allows." if self._restarts else ""
-            raise WorkerDiedError(f"{how}{advice}") from error
+            limit = (
+                f" restart= allows {plural(int(self._restarts), 'restart')} of each worker." if self._restarts else ""
+            )
+            raise WorkerDiedError(f"{how}{limit}") from error
         if self._deaths_here >= MAX_DEATHS:
             raise WorkerDiedError(f"{how} It has died {MAX_DEATHS} times before the same item.") from error
         try:
@@ -187,16 +202,16 @@ class ActorConnection(Connection):
         LOGGER.warning("%s Another actor continues with the next item", how)
         self._kill()
         self._earlier = self._sums()
-        self._last, self.skipped = NO_REPLY, Skipped()
+        self._last, self.skipped = NO_REPLY._replace(shard=self._last.shard), Skipped()
         # One by one, up to the item that may have ended the process, so that the others before it are not lost again.
-        self._actor = self._start(MAX_TOGETHER)
+        self._start_actor(MAX_TOGETHER)
         self._call_first((*self._request[:-1], state))
 
     def _describe(self, error: Exception) -> str:
         """Describe a death."""
-        last = self._last
-        where = f" on host {last.host} (pid {last.pid})" if last.host else ", which has not replied yet,"
-        shard = f" The last shard that it is known to have opened is {last.shard}." if last.shard else ""
+        host, shard = self._find_place(), self._last.shard
+        where = f" on host {host} (pid {self._pid})" if host else ", which has not started yet,"
+        shard = f" The last shard that it is known to have opened is {shard}." if shard else ""
         text = " ".join(text_of(error).split())
         text = text.partition("The actor is dead because ")[2] or text  # after a list of IDs
         text = text.partition(" Some common causes")[0][:DESCRIPTION].rstrip(". ")
@@ -209,17 +224,18 @@ class ActorConnection(Connection):
         return work, figures + self._last.figures, sum_skipped([skipped, self.skipped])
 
     def _status(self) -> tuple[int, Work, Counter[str]]:
-        return self._last.pid, *self._sums()[:2]
+        self._find_place()
+        return self._pid, *self._sums()[:2]
 
     def _timeout_message(self) -> str:
         begin = f"{self.name} has sent nothing for timeout_s={self._timeout_s:g} s"
-        if not self._last.host:
+        if not (host := self._find_place()):
             return (
                 f"{begin}, and has not started. The cluster may lack what worker_options requests, which `ray status` "
                 "shows; or its host is still installing the runtime_env"
             )
         return (
-            f"{begin}. It runs on host {self._last.host} (pid {self._last.pid}), and the last shard that it is known "
+            f"{begin}. It runs on host {host} (pid {self._pid}), and the last shard that it is known "
             f"to have opened is {self.shard or 'none'}. It may be waiting for a disk or a store that does not respond; "
             "`py-spy dump --pid` shows where"
         )

@@ -33,16 +33,12 @@ class Reply(NamedTuple):
         work: what the worker has done.
         figures: its figures.
         shard: the last shard that it opened, or "".
-        host: the name of its host.
-        pid: the ID of its process.
     """
 
     messages: list[tuple[bytes, Bytes | None]]
     work: Work
     figures: Counter[str]
     shard: str
-    host: str
-    pid: int
 
 
 class OwnPiece:
@@ -104,7 +100,7 @@ class ReplyWriter(MessageWriter):
     def __init__(self, job: WorkerJob, host: str, alone: int) -> None:
         limits = {"window": job.window, "together": job.together}
         super().__init__(OwnMemory(), **limits, together_s=CALL_TOGETHER_S, name=f"{job.name} on host {host}")
-        self._host, self._most, self._alone = host, job.together, alone
+        self._most, self._alone = job.together, alone
         self.messages: list[tuple[bytes, Bytes | None]] = []
         self.begin(0)
 
@@ -120,7 +116,7 @@ class ReplyWriter(MessageWriter):
     def reply(self) -> Reply:
         """Return the reply to the current call."""
         self._count_making()
-        return Reply(self.messages, self._work(), self.counters.figures(), self.counters.shard, self._host, os.getpid())
+        return Reply(self.messages, self._work(), self.counters.figures(), self.counters.shard)
 
     def receive_requests(self) -> None:
         """Do nothing: requests arrive with calls."""
@@ -172,6 +168,10 @@ class RemoteWorker:
         self._job, self._pipe = job, pipe
         self._writer = ReplyWriter(job, socket.gethostname(), alone)
         self._worker: Worker | None = None
+
+    def place(self) -> tuple[str, int]:
+        """Return the name of this host, and the ID of this process."""
+        return socket.gethostname(), os.getpid()
 
     def next_message(self, epoch: int, taken: int, taken_bytes: int, request: Any = None) -> Reply:
         """Return the next message of items, or none if the worker is too far ahead, or the epoch is over.
