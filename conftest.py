@@ -412,23 +412,3 @@ def site() -> Iterator[Site]:
         yield server
         server.left.set()
         close_idle()
-
-
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[Any]:
-    """Run a Ray cluster with nodes for workers, if Ray is installed, as in `nox -s "peers(ray)"`."""
-    pytest.importorskip("ray")
-    from ray_hosts import Hosts
-
-    cluster = Hosts()
-    yield cluster
-    cluster.close()
-
-
-@pytest.fixture
-def hosts(cluster: Any) -> Iterator[Any]:
-    """Run a test with all nodes of the cluster, and check that it leaves no worker and no object."""
-    cluster.start()
-    yield cluster
-    cluster.start()
-    cluster.await_idle()

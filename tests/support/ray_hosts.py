@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+import pytest
 from loader_kinds import Service
 from pipeline_table import draw_beside, key_of
 
@@ -91,6 +93,26 @@ class Hosts:
     def close(self) -> None:
         self.ray.shutdown()
         self.cluster.shutdown()
+
+
+def running_hosts() -> tuple[Any, Any]:
+    """Return fixtures of a module: a cluster, if Ray is installed, and its hosts, on which a test leaves nothing."""
+
+    @pytest.fixture(scope="module")
+    def cluster() -> Iterator[Hosts]:
+        pytest.importorskip("ray")
+        running = Hosts()
+        yield running
+        running.close()
+
+    @pytest.fixture
+    def hosts(cluster: Hosts) -> Iterator[Hosts]:
+        cluster.start()
+        yield cluster
+        cluster.start()
+        cluster.await_idle()
+
+    return cluster, hosts
 
 
 def write_shards(shards: int, samples: int) -> None:

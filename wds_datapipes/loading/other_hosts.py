@@ -18,7 +18,7 @@ from wds_datapipes.loading.data_parallel_group import Distributed
 from wds_datapipes.loading.service.service import ShardReadingService
 from wds_datapipes.loading.torchdata_api import extract_wrapper
 from wds_datapipes.loading.transport.serialization import takes
-from wds_datapipes.loading.workers.pooled_items import Pool
+from wds_datapipes.loading.workers.pooled_items import RunningWorkers
 from wds_datapipes.loading.workers.remote_worker import RemoteWorker
 from wds_datapipes.loading.workers.worker import WorkerJob
 from wds_datapipes.pipes.graph import PipelineGraph
@@ -45,8 +45,7 @@ class RayReadingService(ShardReadingService):
     Items arrive as copies, which are safe to keep and to change. A worker pauses once it has prefetched 64 MiB and at
     least two messages, so that the store does not spill. The actors end with the loader or with the program, even if
     that is killed. Call ``ray.init`` first. The package and all that the pipeline uses must be importable on each host
-    that runs workers, and shards must be reachable from there: see
-    `Preprocess on other hosts <../how-to/preprocess-on-other-hosts.html>`_.
+    that runs workers, and shards must be reachable from there.
 
     Args:
         num_workers: the number of workers of this rank.
@@ -109,7 +108,7 @@ class RayReadingService(ShardReadingService):
         self.worker_options = {"num_cpus": 1, **(worker_options or {})}
         self.restart = restart if isinstance(restart, bool) else check_integer("restart", restart, 0)
 
-    def _start_pool(self, jobs: Sequence[WorkerJob], dispatching: WorkerJob | None) -> Pool:
+    def _start_pool(self, jobs: Sequence[WorkerJob], dispatching: WorkerJob | None) -> RunningWorkers:
         """Start the actors."""
         if dispatching is not None:
             raise ValueError(

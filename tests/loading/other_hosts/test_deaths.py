@@ -17,11 +17,24 @@ import pytest
 from error_facts import naming
 from loader_kinds import Service, items_of
 from pipeline_table import REFUSED
-from ray_hosts import Hosts, Remote, arrays, drawn, failing, keys, poisoned, replayed, stream, write_shards
+from ray_hosts import (
+    Hosts,
+    Remote,
+    arrays,
+    drawn,
+    failing,
+    keys,
+    poisoned,
+    replayed,
+    running_hosts,
+    stream,
+    write_shards,
+)
 from sweeps import WHOLE
 
 from wds_datapipes.errors import StateError, WorkerDiedError
 
+cluster, hosts = running_hosts()
 HOST = socket.gethostname()
 SHARDS, SAMPLES = 6, 60
 #: How many workers and hosts die in one run.

@@ -21,7 +21,19 @@ import torchdata.datapipes.iter  # noqa: F401 - registers its stages
 from error_facts import naming
 from loader_kinds import Service, items_of
 from pipeline_table import as_it_is
-from ray_hosts import FOLDERS, LIMIT_S, Hosts, Remote, arrays, count_made, hang, keys, large, write_shards
+from ray_hosts import (
+    FOLDERS,
+    LIMIT_S,
+    Hosts,
+    Remote,
+    arrays,
+    count_made,
+    hang,
+    keys,
+    large,
+    running_hosts,
+    write_shards,
+)
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torchdata.dataloader2 import DataLoader2
@@ -31,6 +43,7 @@ from wds_datapipes.errors import ShardOpenError, WorkerTimeoutError
 from wds_datapipes.loading.service.pinning import MemoryPinner
 from wds_datapipes.loading.transport.flow_control import AHEAD_BYTES, CALLS_AHEAD, MAX_TOGETHER
 
+cluster, hosts = running_hosts()
 HOST = socket.gethostname()
 SHARDS, SAMPLES = 4, 30
 

@@ -10,12 +10,13 @@ import pytest
 import torchdata.datapipes.iter  # noqa: F401 - registers its stages
 from loader_kinds import Service, Tracked, comparable, items_of
 from pipeline_table import EXACT, IN_MAIN, REFUSED, REPLAYED, STREAMS, Build, shards_of
-from ray_hosts import Hosts, Remote
+from ray_hosts import Hosts, Remote, running_hosts
 from sweeps import WHOLE
 
 from wds_datapipes import merge_states
 from wds_datapipes.errors import StateError
 
+cluster, hosts = running_hosts()
 shards = shards_of()
 pytestmark = pytest.mark.usefixtures("hosts")
 

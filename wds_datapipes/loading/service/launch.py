@@ -21,13 +21,13 @@ from wds_datapipes.loading.transport.flow_control import items_together, message
 from wds_datapipes.loading.workers.dispatch import DispatchedItems
 from wds_datapipes.loading.workers.in_process import LocalItems
 from wds_datapipes.loading.workers.loop_items import LoopItems, Pipe
-from wds_datapipes.loading.workers.pooled_items import Pool, PooledItems
+from wds_datapipes.loading.workers.pooled_items import PooledItems, RunningWorkers
 from wds_datapipes.loading.workers.worker import WorkerJob
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.types import Instance
 
-StartPool: TypeAlias = Callable[[Sequence[WorkerJob], "WorkerJob | None"], Pool]
+StartPool: TypeAlias = Callable[[Sequence[WorkerJob], "WorkerJob | None"], RunningWorkers]
 """Starts the workers with these jobs, and the dispatching process, if there is one."""
 
 

@@ -24,7 +24,7 @@ from wds_datapipes.loading.torchdata_patches.local_functions import explain_work
 from wds_datapipes.loading.transport.flow_control import MAIN_PREFETCH, WORKER_PREFETCH
 from wds_datapipes.loading.workers.loop_items import Pipe, users_part
 from wds_datapipes.loading.workers.pool import WorkerPool
-from wds_datapipes.loading.workers.pooled_items import Pool
+from wds_datapipes.loading.workers.pooled_items import RunningWorkers
 from wds_datapipes.loading.workers.worker import WorkerJob
 from wds_datapipes.pipes.graph import PipelineGraph, graph_of
 from wds_datapipes.pipes.sharding import advice_for_split
@@ -270,7 +270,7 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
         """
         return self.loop.report(all_ranks=all_ranks)
 
-    def _start_pool(self, jobs: Sequence[WorkerJob], dispatching: WorkerJob | None) -> Pool:
+    def _start_pool(self, jobs: Sequence[WorkerJob], dispatching: WorkerJob | None) -> RunningWorkers:
         """Start the worker processes."""
         return WorkerPool(jobs, start_method(self), self.timeout_s, dispatching)
 

@@ -20,7 +20,7 @@ ALIGNMENT = 64
 LONG = 8 * 1024
 
 
-class Piece(Protocol):
+class MemoryPiece(Protocol):
     """A piece of memory for a message.
 
     Attributes:
@@ -38,7 +38,7 @@ class Piece(Protocol):
 class Memory(Protocol):
     """Memory for messages, such as a `SegmentPool`."""
 
-    def take(self, size: int) -> Piece:
+    def take(self, size: int) -> MemoryPiece:
         """Return a piece of at least ``size`` bytes."""
 
     def give_back(self, number: int) -> None:
@@ -63,7 +63,7 @@ class Bundle:
 
     def __init__(self, pool: Memory) -> None:
         self.pool = pool
-        self._segment: Piece | None = None
+        self._segment: MemoryPiece | None = None
         self._forget()
 
     def clear(self) -> None:

@@ -19,7 +19,7 @@ from wds_datapipes.loading.transport.message_reader import MessageReader, Receiv
 from wds_datapipes.loading.transport.protocol import HEADER, Header, Kind
 from wds_datapipes.loading.transport.shared_memory import Bytes
 from wds_datapipes.loading.transport.status_page import Work
-from wds_datapipes.loading.workers.connection import Connection
+from wds_datapipes.loading.workers.connection import WorkerConnection
 from wds_datapipes.loading.workers.remote_worker import Reply
 
 #: A worker that dies this many times in succession before another of its items arrives is not started again.
@@ -47,7 +47,7 @@ class ReplyReader(MessageReader):
         """Do nothing: each call is a credit."""
 
 
-class ActorConnection(Connection):
+class ActorConnection(WorkerConnection):
     """Receives items from an actor; another may take the place of one that has died.
 
     Args:

@@ -29,7 +29,7 @@ T = TypeVar("T")
 ABANDONED = ReceivedMessage(Header(Kind.END), b"")
 
 
-class Connection(ABC):
+class WorkerConnection(ABC):
     """Receives items from one worker, and raises its errors.
 
     Threads may share it: one receives items while another begins an epoch or closes the connection.

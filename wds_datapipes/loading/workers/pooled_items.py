@@ -9,13 +9,13 @@ from typing import Any, Protocol
 
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
 from wds_datapipes.loading.report import WorkerReport
-from wds_datapipes.loading.workers.connection import Connection
+from wds_datapipes.loading.workers.connection import WorkerConnection
 from wds_datapipes.loading.workers.loop_items import LoopItems, Pipe
 from wds_datapipes.pipes.stage import iterated_by_loader
 from wds_datapipes.pipes.state.seeding import seed_stages
 
 
-class Pool(Protocol):
+class RunningWorkers(Protocol):
     """The running workers of a loader, on this host or on others.
 
     Attributes:
@@ -24,10 +24,10 @@ class Pool(Protocol):
     """
 
     @property
-    def workers(self) -> Sequence[Connection]: ...  # noqa: D102  above
+    def workers(self) -> Sequence[WorkerConnection]: ...  # noqa: D102  above
 
     @property
-    def dispatcher(self) -> Connection | None: ...  # noqa: D102  above
+    def dispatcher(self) -> WorkerConnection | None: ...  # noqa: D102  above
 
     def close(self) -> None:
         """End the workers, whatever their state, and free their resources."""
@@ -46,7 +46,7 @@ class PooledItems(LoopItems):
     #: Only the loader can restart it; stages that restart their source check this.
     process_boundary = "remote"
 
-    def __init__(self, pool: Pool, continues: bool, dispatches_stream: bool) -> None:
+    def __init__(self, pool: RunningWorkers, continues: bool, dispatches_stream: bool) -> None:
         super().__init__([connection.position for connection in pool.workers], continues=continues)
         self._dispatches_stream = dispatches_stream
         self._pool = pool  # in errors, torch prints attributes with the names of parameters

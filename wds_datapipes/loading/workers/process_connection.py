@@ -11,13 +11,13 @@ from wds_datapipes.loading.checkpoint.format import WorkerState
 from wds_datapipes.loading.transport.message_reader import ReceivedMessage
 from wds_datapipes.loading.transport.receiver import Receiver
 from wds_datapipes.loading.transport.status_page import Work
-from wds_datapipes.loading.workers.connection import PULSE_S, Connection
+from wds_datapipes.loading.workers.connection import PULSE_S, WorkerConnection
 from wds_datapipes.loading.workers.exit_message import describe_exit
 from wds_datapipes.loading.workers.shutdown import is_running
 from wds_datapipes.system import POLLIN, POLLOUT, new_poll
 
 
-class ProcessConnection(Connection):
+class ProcessConnection(WorkerConnection):
     """Receives items from one process, and raises its errors.
 
     Args:
