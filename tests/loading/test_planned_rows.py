@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from contextlib import closing
 from itertools import chain, islice, zip_longest
+from math import nan
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from error_facts import naming
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loader_kinds import Service, Stateful, Tracked
@@ -16,8 +19,10 @@ from packed_shards import as_tokens, joined_key, packed, planned, write_texts
 from sweeps import WHOLE
 
 from wds_datapipes import IndexedSamples, explain
-from wds_datapipes.errors import StateError
+from wds_datapipes.errors import EmptySourceError, SampleSizeError, StateError
 from wds_datapipes.index import EpochOptions, IndexOptions, Manifest, Pack, build_indexes
+from wds_datapipes.index.order.row_columns import Samples, measure_rows
+from wds_datapipes.testing import build_shard
 
 SIZES = (70, 1, 90, 40, 0, 60)
 STEP = 12
@@ -260,6 +265,94 @@ def test_samples_that_cannot_be_read_leave_their_space_empty(tmp_path: Path) -> 
 def test_the_length_is_that_of_the_epoch(shards: str) -> None:
     pipe = packed(shards, STEP, order="sequential")
     assert len(pipe) == len([*pipe])
-    pack = Pack(length=lambda index: index.sample_sizes, row=32)
-    assert as_tokens({"txt": b"ab"}) == {"tokens": [97, 98]}
-    assert EpochOptions(pack=pack).pack is pack
+    pipe = packed(shards, STEP, 2)
+    with pytest.raises(TypeError, match="no length yet"):
+        len(pipe)
+    with closing(Service(lambda: packed(shards, STEP, 2, window=7), 0, distributed=(1, 2))) as run:
+        for _ in range(2):
+            items = run.epoch()
+            first = next(items)
+            assert len(run.loader) == len([first, *items])
+    source = planned(shards, STEP).set_seed(3)
+    assert len(source) == len([*source.map_samples(as_tokens).pack_rows("tokens")])
+
+
+# Wrong arguments
+
+
+WRONG: dict[str, tuple[dict[str, Any], Any, list[str]]] = {
+    "a sample longer than a row": ({"row": 5}, SampleSizeError, ["1-1", "9", "5", "2 samples", "split"]),
+    "too many in a sample": ({"second": ("images", 2)}, SampleSizeError, ["0-1", "3", "images", "limit"]),
+    "a missing column": ({"length": "lengths"}, KeyError, ["lengths", "images", "build_indexes"]),
+    "a missing cost": ({"cost": "work"}, KeyError, ["work", "build_indexes"]),
+    "a length that is not a number": ({"length": "part"}, ValueError, ["nan", "1-0", "build_indexes", "select"]),
+    "a negative length": ({"length": "negative"}, ValueError, ["-1", "0-2", "select"]),
+    "a fraction": ({"length": "fraction"}, ValueError, ["0.5", "0-0", "integer"]),
+    "a negative cost": ({"cost": "negative"}, ValueError, ["-1", "0-2", "finite"]),
+    "text": ({"length": "name"}, TypeError, ["length", "<U1"]),
+    "lengths of other samples": ({"length": [1, 2]}, ValueError, ["6 values", "(2,)"]),
+}
+
+
+@pytest.fixture(scope="module")
+def columns(tmp_path_factory: pytest.TempPathFactory) -> str:
+    pattern = f"{tmp_path_factory.mktemp('columns')}/{{0,1}}.tar"
+    lengths = {"0": (2, 4, 6), "1": (3, 9, 1)}
+    for shard, own in lengths.items():
+        samples = [{"__key__": f"{shard}-{n}", "json": f"{[n] * length}"} for n, length in enumerate(own)]
+        build_shard(pattern.replace("{0,1}", shard), samples)
+    values = {"images": [0, 3, 1, 1, 1, 1], "part": [1.0, 2.0, 3.0, nan, 1.0, 1.0], "negative": [1, 1, -1, 1, 1, 1]}
+    values |= {"fraction": [0.5, 1.0, 1.0, 1.0, 1.0, 1.0], "name": [*"abcdef"]}
+
+    def compute(sample: dict[str, Any]) -> dict[str, Any]:
+        shard, number = map(int, sample["__key__"].split("-"))
+        own = {name: column[3 * shard + number] for name, column in values.items()}
+        return {"length": lengths[str(shard)][number], **own}
+
+    build_indexes(pattern, columns=compute, progress=False, num_workers=0)
+    return pattern
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_columns_that_cannot_be_planned_are_refused_when_the_dataset_is_opened(columns: str, wrong: str) -> None:
+    options, error, facts = WRONG[wrong]
+    pack = Pack(**{"length": "length", "row": 20, **options})
+    with pytest.raises(error, match=naming(*facts)):
+        IndexedSamples(columns, global_batch_size=1, epoch=EpochOptions(pack=pack))
+    if wrong not in ("a missing column", "a missing cost", "text", "lengths of other samples"):
+        chosen = [0] if wrong not in ("a fraction",) else [1]
+        epoch = EpochOptions(pack=pack if not isinstance(pack.length, list) else Pack(length=[1], row=20))
+        IndexedSamples(columns, global_batch_size=1, epoch=epoch, select=chosen)
+
+
+def test_a_step_that_no_rows_fill_and_ranks_that_do_not_divide_it_are_refused(columns: str) -> None:
+    def samples(step: int, ranks: int = 1, **options: Any) -> Any:
+        epoch = EpochOptions(pack=Pack(length="length", row=10))
+        pipe = IndexedSamples(columns, global_batch_size=step, epoch=epoch, order="sequential", **options)
+        pipe.groups = {2: (ranks, 0)}
+        return pipe
+
+    with pytest.raises(EmptySourceError, match=naming("3 rows", "4", "global_batch_size", "pad")):
+        next(iter(samples(4)))
+    assert len([*samples(4, remainder="pad").wds_decode()]) >= 6
+    with pytest.raises(ValueError, match=naming("3", "2 ranks", "multiple of 2")):
+        next(iter(samples(3, 2)))
+    with pytest.raises(ValueError, match="global_batch_size"):
+        IndexedSamples(columns, epoch=EpochOptions(pack=Pack(length="length", row=10)))
+    with pytest.raises(ValueError, match="bucket_by"):
+        EpochOptions(pack=Pack(length="length", row=10), bucket_by=[1])
+    for facts, build in (
+        (["rows", ".batch(2)", ".pack_rows()"], lambda: samples(2).batch(2)),
+        (["2 rows per rank", ".batch(3)"], lambda: samples(2).wds_decode().pack_rows("json").batch(3)),
+    ):
+        with closing(Tracked(build, 0)) as run, pytest.raises(ValueError, match=naming(*facts)):
+            next(iter(run.epoch()))
+
+
+def test_costs_that_are_not_integers_are_scaled_alike_on_all_machines() -> None:
+    known = Samples(np.zeros(3, np.int64), np.arange(3), np.zeros(1, np.int64), lambda _: None, str)  # type: ignore[arg-type,return-value]
+    pack = Pack(length=[1, 2, 3], row=9, cost=[0.1, 2.5, 3.999])
+    found = measure_rows(pack, known, np.array([3]))
+    assert found.costs is not None
+    assert found.costs.tolist() == [26843546, 671088640, 1073473389]
+    assert found.costs.max() < 1 << 30

@@ -36,10 +36,9 @@ def as_tokens(sample: dict[str, Any]) -> dict[str, Any]:
 
 def planned(shards: Any, step: int, *, exclude: Any = None, samples: int | None = None, **options: Any) -> Any:
     """Return the samples of planned rows; other options are those of `Pack` or of `IndexedSamples`."""
-    known = {
-        name: options.pop(name) for name in ("window", "balance", "cost", "second", "long_samples") if name in options
-    }
-    settings: dict[str, Any] = {"length": lengths_of, "row": ROW, "window": 40, **known}
+    names = ("window", "balance", "cost", "second", "long_samples")
+    settings: dict[str, Any] = {"length": lengths_of, "row": ROW, "window": 40}
+    settings |= {name: options.pop(name) for name in names if name in options}
     pack = Pack(**settings)
     epoch = EpochOptions(pack=pack, window_shards=2, exclude=exclude, samples=samples)
     return IndexedSamples(shards, global_batch_size=step, epoch=epoch, **options)

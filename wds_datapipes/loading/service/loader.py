@@ -26,6 +26,8 @@ from wds_datapipes.loading.workers.loop_items import users_part
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.state.pipeline_state import refusing_corrupt_states
+from wds_datapipes.pipes.state.seeding import seed_stages
+from wds_datapipes.seeds import SeedGenerator
 from wds_datapipes.types import ALONE, Instance
 
 NO_PIPELINE = (
@@ -159,7 +161,11 @@ class ShardDataLoader(DataLoader2):  # type: ignore[misc]  # torchdata has no ty
         Raises:
             TypeError: the pipeline does not know its length, or the ranks are not known yet.
         """
-        pipe = self._datapipe_before_reading_service_adapt
+        pipe, epoch = self._datapipe_before_reading_service_adapt, self._service.loop.epoch
+        if any(declared(stage).plans_rows() for stage in PipelineGraph(pipe).stages) and epoch.number >= 0:
+            pipe = copy_pipeline(pipe)
+            seed_stages(pipe, SeedGenerator(epoch.seed), epoch)
+            self.__dict__.pop("_lengths", None)  # the number of rows differs between epochs
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # list() calls this, too, without its caller's request

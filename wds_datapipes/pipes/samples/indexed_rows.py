@@ -13,6 +13,7 @@ from wds_datapipes.errors import StateError
 from wds_datapipes.index.order.batch_share import BatchShare, RestOfEpoch
 from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.order.row_plan import RowPlan
+from wds_datapipes.index.order.sample_order import Order
 from wds_datapipes.index.order.substitutes import Substitutes
 from wds_datapipes.index.read.dataset_reader import DatasetReader, ProcessReaders
 from wds_datapipes.index.read.epoch import read_epoch
@@ -54,8 +55,24 @@ class IndexedRows(SharedSamples):
 
     @property
     def _count(self) -> int:
-        """The number of samples, or of rows, in the latest epoch."""
-        return super()._count if self.epoch.pack is None else self._rows_in(self.number)
+        """The number of samples, or of rows, in the latest epoch; before the first one, in that if its seed is set.
+
+        Raises:
+            TypeError: rows are planned, and the seed of the epoch is unknown.
+        """
+        if self.epoch.pack is None:
+            return super()._count
+        if self.plan is None and self._seed is not None:
+            number, run = (self.current_epoch or Epoch(number=0)).number, self.first_seed or self._seed
+            if (found := self._rows_of.get(known := (number, self._seed))) is None:
+                found = self._rows_of[known] = len(self._plan_with(number, self._seed, run))
+            return found
+        if self.plan is None and self._shuffles and self.order != "sequential" and self._known.number < 0:
+            raise TypeError(
+                "IndexedSamples has no length yet, because the seed of the epoch decides how samples share rows. A "
+                "loader sets the seed when it begins the epoch"
+            )
+        return self._rows_in(self.number)
 
     def _rows_in(self, epoch: int) -> int:
         if self.plan is not None and epoch == self.number:
@@ -70,10 +87,12 @@ class IndexedRows(SharedSamples):
         Raises:
             StateError: its seed is unknown.
         """
-        order = self.order if self._shuffles else "sequential"
-        seed = run = 0
-        if order != "sequential":
-            run, seed = (SeedGenerator(self._known.seed_of(each)).generate_shared_seed() for each in (0, epoch))
+        run, seed = (SeedGenerator(self._known.seed_of(each)).generate_shared_seed() for each in (0, epoch))
+        return self._plan_with(epoch, seed, run)
+
+    def _plan_with(self, epoch: int, seed: int, run: int) -> RowPlan:
+        """Return the plan of an epoch, given the seeds of this stage in it and in the first epoch of the run."""
+        order: Order = self.order if self._shuffles else "sequential"
         return self._shards.rows_of(self.timeline, epoch, order, self.epoch, self.remainder, seed=seed, run=run)
 
     def load_phases(self, records: Sequence[Mapping[str, Any]], epoch: Epoch = NO_EPOCH) -> None:

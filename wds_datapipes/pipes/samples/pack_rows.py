@@ -48,7 +48,7 @@ class RowPacker(Buffer, FunctionStage[Sample]):
         >>> from wds_datapipes import IndexedSamples
         >>> from wds_datapipes.index import EpochOptions, Pack
         >>> from wds_datapipes.testing import build_shard
-        >>> url = build_shard("a.tar", [{"__key__": f"{n}", "json": [n] * n} for n in (3, 4, 2, 1)])
+        >>> url = build_shard("a.tar", [{"__key__": f"{n}", "json": f"{[n] * n}"} for n in (3, 4, 2, 1)])
         >>> epoch = EpochOptions(pack=Pack(length=[3, 4, 2, 1], row=6))
         >>> samples = IndexedSamples(url, order="sequential", global_batch_size=2, epoch=epoch)
         >>> for row in samples.wds_decode().pack_rows("json", pad=0):
