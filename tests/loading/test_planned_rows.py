@@ -21,6 +21,8 @@ from sweeps import WHOLE
 from wds_datapipes import IndexedSamples, explain
 from wds_datapipes.errors import EmptySourceError, SampleSizeError, StateError
 from wds_datapipes.index import EpochOptions, IndexOptions, Manifest, Pack, build_indexes
+from wds_datapipes.index.order import row_plan
+from wds_datapipes.index.order.best_fit import pack_rows_of
 from wds_datapipes.index.order.row_columns import Samples, measure_rows
 from wds_datapipes.testing import build_shard
 
@@ -247,6 +249,29 @@ def test_a_state_within_a_row_resumes_there_but_only_on_the_same_ranks(shards: s
         [*run.epoch()]
 
 
+@pytest.mark.parametrize("lanes", [1, 4])
+def test_a_run_resumes_without_planning_the_windows_before(
+    shards: str, lanes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned_windows = list[int]()
+
+    def counted(lengths: Any, *arguments: Any) -> Any:
+        planned_windows.append(len(lengths))
+        return pack_rows_of(lengths, *arguments)
+
+    monkeypatch.setattr(row_plan, "pack_rows_of", counted)
+    known: dict[str, Any] = {"shards": shards, "lanes": lanes, "window": 20, "remainder": "pad"}
+    whole = steps_of(on_ranks(Tracked, **known)[0])
+    assert len(planned_windows) >= sum(SIZES) // 20
+    for kind, cut in ((Tracked, len(whole) - 2), (Service, len(whole) - 1)):
+        _, state = on_ranks(kind, **known, cut=cut)
+        for ranks in (1, 3):
+            planned_windows.clear()
+            rest, _ = on_ranks(Tracked, **known, ranks=ranks, state=state)
+            assert steps_of(rest) == whole[cut:]
+            assert len(planned_windows) <= ranks * lanes * 8, "each rank plans the last windows only"
+
+
 def test_samples_that_cannot_be_read_leave_their_space_empty(tmp_path: Path) -> None:
     shards = write_texts(tmp_path, [60, 60])
     manifest = Manifest(build_indexes(shards, progress=False))
@@ -301,7 +326,11 @@ def columns(tmp_path_factory: pytest.TempPathFactory) -> str:
     for shard, own in lengths.items():
         samples = [{"__key__": f"{shard}-{n}", "json": f"{[n] * length}"} for n, length in enumerate(own)]
         build_shard(pattern.replace("{0,1}", shard), samples)
-    values = {"images": [0, 3, 1, 1, 1, 1], "part": [1.0, 2.0, 3.0, nan, 1.0, 1.0], "negative": [1, 1, -1, 1, 1, 1]}
+    values: dict[str, list[Any]] = {
+        "images": [0, 3, 1, 1, 1, 1],
+        "part": [1.0, 2.0, 3.0, nan, 1.0, 1.0],
+        "negative": [1, 1, -1, 1, 1, 1],
+    }
     values |= {"fraction": [0.5, 1.0, 1.0, 1.0, 1.0, 1.0], "name": [*"abcdef"]}
 
     def compute(sample: dict[str, Any]) -> dict[str, Any]:

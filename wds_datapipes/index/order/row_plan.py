@@ -22,6 +22,8 @@ from wds_datapipes.seeds import derived_seed
 
 #: The steps in a window, and its maximum number of samples, by default: planning more would pause a worker.
 STEPS, MAX_WINDOW = 16, 1 << 15
+#: The maximum number of lanes whose rows a state counts: about 1 KiB.
+MAX_LANES = 128
 
 
 class PackedWindow(NamedTuple):
@@ -86,28 +88,53 @@ class RowPlan:
         self._lanes, self._own, self._remainder, self._seed = lanes, step // len(lanes), remainder, seed
         self._window = max(window // len(lanes), 1)
         self._counts: list[int] = (-(-np.diff(lanes.starts) // self._window)).tolist()
-        #: For each lane, the number of rows before each window that is known.
-        self._before = [[0] for _ in self._counts]
+        #: For each lane, the number of rows before each window that is known, from window ``_first`` on.
+        self._before, self._first = [[0] for _ in self._counts], 0
         self._packed = OrderedDict[tuple[int, int], PackedWindow]()
         self._steps = OrderedDict[tuple[int, int], list[tuple[int, int]]]()
 
     @property
     def is_complete(self) -> bool:
         """Whether the rows of all windows are known."""
-        return all(len(known) > count for known, count in zip(self._before, self._counts, strict=True))
+        return all(len(known) > count - self._first for known, count in zip(self._before, self._counts, strict=True))
 
     @property
     def rows_known(self) -> int:
         """The number of rows, in whole steps, that the epoch has at least."""
         lanes = zip(self._before, self._counts, strict=True)
-        ends = [known[-1] for known, count in lanes if len(known) <= count or self._remainder != "pad"]
+        ends = [known[-1] for known, count in lanes if len(known) <= count - self._first or self._remainder != "pad"]
         return min(ends) // self._own * self.step if ends else len(self)
 
     def extend(self) -> None:
         """Plan the next window of each lane."""
         for lane, (known, count) in enumerate(zip(self._before, self._counts, strict=True)):
-            if (number := len(known) - 1) < count:
+            if (number := self._first + len(known) - 1) < count:
                 known.append(known[-1] + len(self._window_of(lane, number).ends))
+
+    def window_at(self, row: int) -> list[int]:
+        """Return the window with which planning may begin to find a row, and the number of earlier rows of each lane.
+
+        With this, a state resumes in any epoch without planning the windows before it. With very many lanes, the result
+        is empty, to keep states small.
+
+        Args:
+            row: the first row of a step; the rows before it are known.
+        """
+        if len(self._before) > MAX_LANES:
+            return []
+        number = row if len(self._before) == 1 else row // self.step * self._own
+        window = min(bisect_right(known, number) for known in self._before) - 1
+        return [self._first + window, *(known[window] for known in self._before)]
+
+    def begin_at(self, window: int, *before: int) -> None:
+        """Begin to plan with a window that `window_at` has returned.
+
+        Raises:
+            ValueError: there is no such window.
+        """
+        if len(before) != len(self._before) or not 0 <= window <= max(self._counts) or min(before) < 0:
+            raise ValueError(f"a plan of {len(self._before)} lanes cannot begin with {[window, *before]!r:.100}")
+        self._before, self._first = [[rows] for rows in before], window
 
     def __len__(self) -> int:
         """Return the number of rows in the epoch, without padding; with lanes, see `Lanes`.
@@ -126,65 +153,72 @@ class RowPlan:
     def expand(self, rows: Numbers) -> tuple[Numbers, list[RowMark]]:
         """Return the positions of the samples of some rows in the epoch, and the mark of each.
 
+        A row that only pads the last step consists of a sample of its lane, without tokens.
+
         Args:
             rows: the numbers of rows that are known, or that only pad the last step.
         """
         positions, marks, length = [np.empty(0, np.int64)], list[RowMark](), self._pack.row
         for row in rows.tolist():
-            lane, number, is_padding = self._locate(row)
-            window, place = self._step_of(lane, number // self._own)[number % self._own]
-            packed = self._window_of(lane, window)
+            lane, number = self._locate(row)
+            if number < 0:
+                positions.append(self._lanes.starts[lane + 1 : lane + 2] - 1)
+                marks.append(RowMark(row, 0, 1, 0, 0, True, length, is_padding=True))
+                continue
+            packed, place = self._row_at(lane, number)
             some = slice(int(packed.ends[place - 1]) if place else 0, int(packed.ends[place]))
             positions.append(packed.positions[some])
-            starts, tokens, are_ends = (
-                column[some].tolist() for column in (packed.starts, packed.tokens, packed.are_ends)
-            )
-            for at, (start, size, is_end) in enumerate(zip(starts, tokens, are_ends, strict=True)):
-                marks.append(RowMark(row, at, len(starts), start, size, is_end, length, is_padding))
+            columns = (column[some].tolist() for column in (packed.starts, packed.tokens, packed.are_ends))
+            count = some.stop - some.start
+            for at, (start, tokens, is_end) in enumerate(zip(*columns, strict=True)):
+                marks.append(RowMark(row, at, count, start, tokens, is_end, length))
         return np.concatenate(positions), marks
 
-    def costs_of(self, rows: Numbers) -> Numbers:
-        """Return the costs of some rows that are known; a row that only pads the last step costs nothing."""
-        found = []
-        for row in rows.tolist():
-            lane, number, is_padding = self._locate(row)
-            window, place = self._step_of(lane, number // self._own)[number % self._own]
-            found.append(0 if is_padding else int(self._window_of(lane, window).costs[place]))
-        return np.array(found, np.int64)
+    def measure(self, rows: Numbers) -> tuple[Numbers, Numbers]:
+        """Return the numbers of tokens and the costs of some rows; those that only pad the last step have none."""
+        found = np.zeros((2, len(rows)), np.int64)
+        for at, row in enumerate(rows.tolist()):
+            lane, number = self._locate(row)
+            if number >= 0:
+                packed, place = self._row_at(lane, number)
+                begin = int(packed.ends[place - 1]) if place else 0
+                found[:, at] = packed.tokens[begin : int(packed.ends[place])].sum(), packed.costs[place]
+        return found[0], found[1]
 
-    def _locate(self, row: int) -> tuple[int, int, bool]:
-        """Return the lane of a row, its number in the lane, and whether it only pads the last step."""
+    def _row_at(self, lane: int, number: int) -> tuple[PackedWindow, int]:
+        """Return the window of a row of a lane, and the number of the row in it."""
+        window, place = self._step_of(lane, number // self._own)[number % self._own]
+        return self._window_of(lane, window), place
+
+    def _locate(self, row: int) -> tuple[int, int]:
+        """Return the lane of a row and its number in the lane, or -1 if it only pads the last step."""
         if len(self._before) == 1:
-            count = self._before[0][-1]
-            return 0, row % count, row >= count
-        is_padding = False
-        if self.is_complete:
-            if is_padding := row >= len(self):
-                row %= len(self)
+            return 0, row if row < self._before[0][-1] else -1
+        if self.is_complete and self._remainder == "keep":
             whole = min(known[-1] for known in self._before) // self._own
-            if self._remainder == "keep" and row >= whole * self.step:
-                row -= whole * self.step
+            if (left := row - whole * self.step) >= 0:
                 for lane, known in enumerate(self._before):
-                    if row < (left := known[-1] - whole * self._own):
-                        return lane, whole * self._own + row, is_padding
-                    row -= left
+                    if left < (own := known[-1] - whole * self._own):
+                        return lane, whole * self._own + left
+                    left -= own
         step, slot = divmod(row, self.step)
         lane, place = divmod(slot, self._own)
-        number, count = step * self._own + place, self._before[lane][-1]
-        return lane, number % count, is_padding or number >= count
+        number = step * self._own + place
+        return lane, number if number < self._before[lane][-1] else -1
 
     def _step_of(self, lane: int, step: int) -> list[tuple[int, int]]:
         """Return the window and the number in it of each row of a lane in a step, in the order of the ranks."""
         if (found := self._steps.get((lane, step))) is not None:
             return found
         known, begin = self._before[lane], step * self._own
+        if begin < known[0]:
+            raise LookupError(f"step {step} is before the window with which this plan begins")
         end, windows, rows, costs = min(begin + self._own, known[-1]), list[int](), list[int](), [np.empty(0, np.int64)]
         while len(rows) < end - begin:
-            window = bisect_right(known, begin + len(rows)) - 1
+            at = bisect_right(known, begin + len(rows)) - 1
+            window = self._first + at
             packed = self._window_of(lane, window)
-            arranged = self._arrange(lane, window, packed)[begin + len(rows) - known[window] :][
-                : end - begin - len(rows)
-            ]
+            arranged = self._arrange(lane, window, packed)[begin + len(rows) - known[at] :][: end - begin - len(rows)]
             windows += [window] * len(arranged)
             rows += arranged.tolist()
             costs.append(packed.costs[arranged])
@@ -196,7 +230,7 @@ class RowPlan:
 
     def _arrange(self, lane: int, window: int, packed: PackedWindow) -> Numbers:
         seed = None if self._seed is None else derived_seed("steps of rows", self._seed, lane, window)
-        first = self._before[lane][window]
+        first = self._before[lane][window - self._first]
         return arrange_rows(packed.costs, first=first, step=self._own, balance=self._pack.balance, seed=seed)
 
     def _window_of(self, lane: int, number: int) -> PackedWindow:

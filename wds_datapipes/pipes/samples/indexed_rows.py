@@ -41,6 +41,8 @@ class IndexedRows(SharedSamples):
     """
 
     _readers: ProcessReaders
+    _planned: tuple[int, ...] = ()  # where a loaded state begins to plan; see `RowPlan.window_at`
+    _begun: tuple[int, tuple[int, ...]] = (-1, ())  # the last batch begun, and the same for its first row
     _part: int = 0  # how many samples of the next row this instance has yielded
     _known: Epoch = NO_EPOCH  # an epoch of the run, from which the seeds of others follow
     _rows_of: dict[tuple[int, int], int]  # the numbers of rows in its epochs
@@ -117,19 +119,32 @@ class IndexedRows(SharedSamples):
             return super()._share_in(instance, rest, states)
         return self._share_of(instance, rest, _rows_in(states) or ENDLESS)
 
+    def _window_of_batch(self) -> tuple[int, ...]:
+        """Return where to begin to plan the batch that this instance has begun last, the same on every rank."""
+        if self.plan is None or not self._done or self._rest.missing:
+            return ()
+        share = self._share_of(self._instance, self._rest, ENDLESS)
+        batch = share.batches_begun(self._done) - 1
+        if self._begun[0] != batch:
+            self._begun = batch, (*self.plan.window_at(self._rest.start + batch * share.batch),)
+        return self._begun[1]
+
     def load_state_dict(self, state: Mapping[str, Any], again: Awaited = NONE_AWAITED) -> None:
         """Load a state, from which the next iteration resumes.
 
         Raises:
             StateError: it divides a row between instances.
         """
+        planned = state.get("planned", [])
+        if any(type(number) is not int for number in planned):
+            raise ValueError(f"the plan of a state begins with {planned!r:.100}")
         if state.get("divided"):
             raise StateError(
                 "The state was saved in the middle of a planned row, so other ranks or workers cannot share the rest. "
                 "Put .pack_rows() after IndexedSamples, and save states after whole rows"
             )
         super().load_state_dict(state, again)
-        self._part = state.get("part", 0)
+        self._part, self._planned = state.get("part", 0), tuple(planned)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the number of samples or rows that this instance has yielded, and the number of ranks."""
@@ -137,6 +152,8 @@ class IndexedRows(SharedSamples):
         if self.epoch.pack is not None:
             if self._part:
                 state["part"] = self._part
+            if planned := self._planned if self._loaded else self._window_of_batch():
+                state["planned"] = planned
             if self.plan is not None and self.plan.is_complete:
                 state["rows"] = len(self.plan)
         return state
@@ -148,6 +165,8 @@ class IndexedRows(SharedSamples):
             return found
         known = [state or {} for state in resharding.states]
         facts: dict[str, Any] = {"divided": True} if any(state.get("part") for state in known) else {}
+        if found and not found[0]["rest"]["missing"] and all(state.get("planned") for state in known):
+            facts["planned"] = min(state["planned"] for state in known)
         if (rows := _rows_in(known)) is None:
             return [{**state, **facts, "rest": {**state["rest"], "end": None}} for state in found]
         return [{**state, **facts, "rows": rows} for state in found]

@@ -241,10 +241,13 @@ class IndexedSamples(IndexedRows):
         if is_first := self._instance.is_first:
             warn_of_costs(self._shards, self.order, self.lanes, self.epoch.window_shards, self._instance)
         order = self.order_of_epoch()
-        self._part = self._part if self._loaded else 0
+        if not self._loaded:
+            self._part, self._planned = 0, ()
         (done, self._rest, again), self._loaded = self._loaded or (0, WHOLE_EPOCH, NONE_AWAITED), None
         if self.plan is not None:
-            self._done = done
+            self._done, self._begun = done, (-1, ())
+            if self._planned:
+                self.plan.begin_at(*self._planned)
             yield from self._read_rows(self.plan)
             return
         first = np.array(sorted(each.start for each in again), np.int64)
