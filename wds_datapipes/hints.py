@@ -48,7 +48,7 @@ ARGUMENTS = {
     "ignore_zeros": Argument(READING, "docs/explanation/shard-format.md"),
     "index_dir": Argument(INDEXING, "docs/how-to/build-indexes.md"),
     "journal": Argument(CONVERTING, "docs/how-to/convert-shards.md"),
-    "key_rule": Argument(GROUPING, "docs/how-to/use-another-key-rule.md"),
+    "key_rule": Argument(GROUPING, "docs/how-to/choose-fields.md"),
     "limits": Argument(READING, "docs/explanation/security.md", option="--limit", kind="ReadLimits"),
     "num_workers": Argument("read it with ShardReadingService", "docs/how-to/load-with-workers.md"),
     "old_shards": Argument(WRITING, "docs/how-to/write-shards.md"),

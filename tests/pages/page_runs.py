@@ -23,7 +23,9 @@ PAGES_OF_PEERS = {
     "dali": ["docs/how-to/feed-dali.md"],
     "nodes": ["docs/how-to/checkpoint-in-the-middle-of-an-epoch.md: torchdata.nodes"],
     "trainers": [
-        "docs/how-to/monitor-a-run.md",
+        "docs/how-to/find-the-bottleneck.md: Weights & Biases",
+        "docs/how-to/find-the-bottleneck.md: TensorBoard",
+        "docs/how-to/find-the-bottleneck.md: Prometheus",
         "docs/how-to/train-with-a-trainer.md: Lightning",
         "docs/how-to/train-with-a-trainer.md: Accelerate",
         "docs/how-to/train-with-a-trainer.md: Trainer of Hugging Face",
