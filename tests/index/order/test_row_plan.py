@@ -84,14 +84,13 @@ def test_equal_parts_of_a_step_cost_about_the_same(ranks: int) -> None:
 
 def plan_of(sizes: list[int], lengths: Any, *, step: int, lanes: int, kind: Any = "global", **options: Any) -> RowPlan:
     count = sum(sizes)
-    remainder = options.pop("remainder", "keep")
     pack = Pack(length="length", row=ROW, **options)
     columns = RowColumns(lengths.astype(np.int32), None, None)
     starts = np.cumsum(sizes, dtype=np.int64) - sizes
     divided = Lanes(count, step, lanes)
     order = EpochOrder(sizes, kind, seed=3, window_shards=2, lanes=lanes)
     window = window_of(pack, step, lengths)
-    return RowPlan(order, starts, columns, pack, lanes=divided, step=step, window=window, remainder=remainder, seed=3)
+    return RowPlan(order, starts, columns, pack, lanes=divided, step=step, window=window, seed=3)
 
 
 PLANS = st.fixed_dictionaries(
@@ -132,15 +131,13 @@ def test_each_sample_is_in_one_row_of_an_epoch(options: Any, sizes: list[int], s
 
 
 @settings(max_examples=60, deadline=None)
-@given(PLANS, st.sampled_from(["drop", "pad", "keep"]), st.integers(0, 9), st.randoms(use_true_random=False))
-def test_a_row_does_not_depend_on_which_others_are_asked_for(
-    options: Any, remainder: Any, seed: int, random: Any
-) -> None:
+@given(PLANS, st.integers(0, 9), st.randoms(use_true_random=False))
+def test_a_row_does_not_depend_on_which_others_are_asked_for(options: Any, seed: int, random: Any) -> None:
     lengths = np.random.default_rng(seed).integers(0, ROW, 70)
-    whole = plan_of([30, 40], lengths, remainder=remainder, **options)
+    whole = plan_of([30, 40], lengths, **options)
     rows = [*range(len(whole))]
     expected = [whole.expand(np.array([row])) for row in rows]
-    part = plan_of([30, 40], lengths, remainder=remainder, **options)
+    part = plan_of([30, 40], lengths, **options)
     while not part.is_complete:
         known = part.rows_known
         assert known <= len(whole)
@@ -155,20 +152,17 @@ def test_a_row_does_not_depend_on_which_others_are_asked_for(
     assert len(part) == len(whole)
 
 
-def test_padding_repeats_rows_and_lanes_end_together() -> None:
-    lengths = np.random.default_rng(0).integers(1, ROW, 90)
-    for lanes in (1, 3):
-        plans = {
-            remainder: plan_of([90], lengths, step=6, lanes=lanes, window=30, remainder=remainder)
-            for remainder in ("drop", "pad", "keep")
-        }
-        counts = {remainder: len(plan) for remainder, plan in plans.items()}
-        assert counts["drop"] // 6 * 6 <= counts["keep"] <= -(-counts["pad"] // 6) * 6
-        end = -(-counts["pad"] // 6) * 6
-        _, marks = plans["pad"].expand(np.arange(end))
-        kept = {mark.row for mark in marks if not mark.is_padding}
-        assert {mark.row for mark in marks} == {*range(end)}
-        assert len(kept) == counts["keep"]
+@pytest.mark.parametrize("lanes", [1, 3, 6])
+def test_padding_has_no_tokens_and_lanes_with_more_rows_fill_the_last_steps(lanes: int) -> None:
+    lengths = np.arange(90) % ROW + 1
+    lengths[:30] = ROW  # the first of three lanes has more rows
+    plan = plan_of([90], lengths, step=6, lanes=lanes, window=30, kind="sequential")
+    count = len(plan)
+    _, marks = plan.expand(np.arange(count + 6))
+    assert [mark.row for mark in marks if mark.is_padding] == [*range(count, count + 6)]
+    assert all(mark.tokens == 0 for mark in marks if mark.is_padding)
+    tokens, costs = plan.measure(np.arange(count + 6))
+    assert tokens[:count].sum() == lengths.sum() == costs.sum()
 
 
 def test_a_window_has_about_sixteen_steps_but_is_planned_quickly() -> None:

@@ -16,7 +16,6 @@ from wds_datapipes.index.format.index_copies import DatasetIndexes
 from wds_datapipes.index.format.index_file import index_urls
 from wds_datapipes.index.format.options import AccessOptions, EpochOptions, Lengths, Pack
 from wds_datapipes.index.format.shard_index import ShardIndex
-from wds_datapipes.index.order.batch_share import Remainder
 from wds_datapipes.index.order.exclusions import Exclusions
 from wds_datapipes.index.order.join import JoinedShards
 from wds_datapipes.index.order.lanes import Lanes
@@ -239,15 +238,7 @@ class IndexedShards:
         return EpochOrder(self.sizes[own], order, seed=seed, window_shards=window, lanes=timeline.lanes, numbers=own)
 
     def rows_of(
-        self,
-        timeline: RunTimeline,
-        epoch: int,
-        order: Order,
-        options: EpochOptions,
-        remainder: Remainder,
-        *,
-        seed: int,
-        run: int,
+        self, timeline: RunTimeline, epoch: int, order: Order, options: EpochOptions, *, seed: int, run: int
     ) -> RowPlan:
         """Return the plan of the rows of an epoch of a run; arguments as for `order_of`."""
         if self.columns is None or options.pack is None:
@@ -269,7 +260,6 @@ class IndexedShards:
             lanes=lanes,
             step=phase.batch,
             window=window,
-            remainder=remainder,
             seed=seed if order != "sequential" else None,
         )
 

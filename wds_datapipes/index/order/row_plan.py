@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from wds_datapipes.index.format.options import Pack
-from wds_datapipes.index.order.batch_share import Remainder
 from wds_datapipes.index.order.best_fit import pack_rows_of
 from wds_datapipes.index.order.lanes import Lanes
 from wds_datapipes.index.order.permutation import Numbers
@@ -50,9 +49,9 @@ class RowPlan:
     """The rows of an epoch.
 
     Rows are numbered in the order of the steps. Each lane is packed on its own, window by window, and each step has the
-    same number of rows from each lane. A window that does not end with a step is followed by the next one: the rows
-    that are left begin a step that rows of the next window complete. Which rows these are depends on the number of
-    earlier rows only.
+    same number of rows from each lane, until the first lane ends; the rows left in the others follow. If a window does
+    not end with a step, rows of the next window complete it. Which rows these are depends only on the number of earlier
+    rows.
 
     Args:
         order: the order of the samples, whose lanes follow one another.
@@ -62,12 +61,12 @@ class RowPlan:
         lanes: the lanes.
         step: the number of rows in a step.
         window: the number of samples in a window.
-        remainder: what to do with the rows after the last full step.
         seed: shuffles the steps of a window; None keeps their order.
 
     Attributes:
         order: finds samples by the positions that `expand` returns.
         step: the number of rows in a step.
+        row: the maximum number of tokens in a row.
     """
 
     def __init__(
@@ -80,12 +79,12 @@ class RowPlan:
         lanes: Lanes,
         step: int,
         window: int,
-        remainder: Remainder,
         seed: int | None,
     ) -> None:
         self.order, self.step = LaneOrder(order, Lanes(len(order))), step
         self._samples, self._firsts, self._columns, self._pack = order, firsts, columns, pack
-        self._lanes, self._own, self._remainder, self._seed = lanes, step // len(lanes), remainder, seed
+        self._lanes, self._own, self._seed = lanes, step // len(lanes), seed
+        self.row = pack.row
         self._window = max(window // len(lanes), 1)
         self._counts: list[int] = (-(-np.diff(lanes.starts) // self._window)).tolist()
         #: For each lane, the number of rows before each window that is known, from window ``_first`` on.
@@ -100,10 +99,8 @@ class RowPlan:
 
     @property
     def rows_known(self) -> int:
-        """The number of rows, in whole steps, that the epoch has at least."""
-        lanes = zip(self._before, self._counts, strict=True)
-        ends = [known[-1] for known, count in lanes if len(known) <= count - self._first or self._remainder != "pad"]
-        return min(ends) // self._own * self.step if ends else len(self)
+        """The number of rows that are known, in steps with as many rows from each lane."""
+        return min(known[-1] for known in self._before) // self._own * self.step
 
     def extend(self) -> None:
         """Plan the next window of each lane."""
@@ -122,6 +119,8 @@ class RowPlan:
         """
         if len(self._before) > MAX_LANES:
             return []
+        if self.is_complete:
+            row = min(row, self.rows_known)  # the rows after these are from some lanes only
         number = row if len(self._before) == 1 else row // self.step * self._own
         window = min(bisect_right(known, number) for known in self._before) - 1
         return [self._first + window, *(known[window] for known in self._before)]
@@ -137,18 +136,10 @@ class RowPlan:
         self._before, self._first = [[rows] for rows in before], window
 
     def __len__(self) -> int:
-        """Return the number of rows in the epoch, without padding; with lanes, see `Lanes`.
-
-        This plans the windows that are not known.
-        """
+        """Return the number of rows in the epoch, after planning the windows that are not known."""
         while not self.is_complete:
             self.extend()
-        ends = [known[-1] for known in self._before]
-        if len(ends) == 1 or self._remainder == "keep":
-            return sum(ends)
-        return (
-            min(ends) // self._own * self.step if self._remainder == "drop" else -(-max(ends) // self._own) * self.step
-        )
+        return sum(known[-1] for known in self._before)
 
     def expand(self, rows: Numbers) -> tuple[Numbers, list[RowMark]]:
         """Return the positions of the samples of some rows in the epoch, and the mark of each.
@@ -192,19 +183,16 @@ class RowPlan:
 
     def _locate(self, row: int) -> tuple[int, int]:
         """Return the lane of a row and its number in the lane, or -1 if it only pads the last step."""
-        if len(self._before) == 1:
-            return 0, row if row < self._before[0][-1] else -1
-        if self.is_complete and self._remainder == "keep":
-            whole = min(known[-1] for known in self._before) // self._own
-            if (left := row - whole * self.step) >= 0:
-                for lane, known in enumerate(self._before):
-                    if left < (own := known[-1] - whole * self._own):
-                        return lane, whole * self._own + left
-                    left -= own
         step, slot = divmod(row, self.step)
         lane, place = divmod(slot, self._own)
-        number = step * self._own + place
-        return lane, number if number < self._before[lane][-1] else -1
+        if not self.is_complete or row < self.rows_known:
+            return lane, step * self._own + place
+        left, whole = row - self.rows_known, self.rows_known // len(self._before)
+        for each, known in enumerate(self._before):
+            if left < known[-1] - whole:
+                return each, whole + left
+            left -= known[-1] - whole
+        return lane, -1
 
     def _step_of(self, lane: int, step: int) -> list[tuple[int, int]]:
         """Return the window and the number in it of each row of a lane in a step, in the order of the ranks."""

@@ -94,7 +94,7 @@ class PhasedSamples(SeededStage):
     def plan_of_epoch(self, *, following: bool = False) -> RowPlan:
         """Return a new plan of the rows of the epoch whose seed was set last, or of the following one."""
         order, number, facts = self._facts_of_epoch(following=following)
-        return self._shards.rows_of(self.timeline, number, order, self.epoch, self.remainder, **facts)
+        return self._shards.rows_of(self.timeline, number, order, self.epoch, **facts)
 
     def _facts_of_epoch(self, *, following: bool) -> tuple[Order, int, dict[str, int]]:
         """Return the order of an epoch, its number, and the seeds of the epoch and of the run."""

@@ -95,7 +95,7 @@ class IndexedRows(SharedSamples):
     def _plan_with(self, epoch: int, seed: int, run: int) -> RowPlan:
         """Return the plan of an epoch, given the seeds of this stage in it and in the first epoch of the run."""
         order: Order = self.order if self._shuffles else "sequential"
-        return self._shards.rows_of(self.timeline, epoch, order, self.epoch, self.remainder, seed=seed, run=run)
+        return self._shards.rows_of(self.timeline, epoch, order, self.epoch, seed=seed, run=run)
 
     def load_phases(self, records: Sequence[Mapping[str, Any]], epoch: Epoch = NO_EPOCH) -> None:
         """Continue the phases of a run."""
@@ -170,6 +170,11 @@ class IndexedRows(SharedSamples):
         if (rows := _rows_in(known)) is None:
             return [{**state, **facts, "rest": {**state["rest"], "end": None}} for state in found]
         return [{**state, **facts, "rows": rows} for state in found]
+
+    def rows_of_rank(self) -> int:
+        """Return the number of rows of this rank in the latest epoch, with those that only pad its last step."""
+        share = self._share()
+        return share.whole_batches * share.size
 
     def expand(self, parts: Sequence[Numbers]) -> list[tuple[Numbers, list[RowMark]]]:
         """Return the positions in the latest epoch of the samples of some rows, part by part, and their marks."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,11 +15,12 @@ from cyclopts import Group, Parameter, Token
 from wds_datapipes.errors import StaleSidecarError, plural
 from wds_datapipes.index.format.index_lookup import indexed_shards
 from wds_datapipes.index.format.manifest import Manifest, read_manifest
-from wds_datapipes.index.format.options import HELD_BYTES, AccessOptions
+from wds_datapipes.index.format.options import HELD_BYTES, AccessOptions, EpochOptions, Pack
 from wds_datapipes.index.order.batch_share import Remainder
 from wds_datapipes.index.order.sample_order import Order
 from wds_datapipes.io.compression.formats import strip_shard_suffix
 from wds_datapipes.parallel.progress import human_bytes
+from wds_datapipes.seeds import derived_seed
 from wds_datapipes.tools.cli.errors import WrongUse
 from wds_datapipes.tools.cli.options.read import STORE, StoreArguments
 from wds_datapipes.tools.cli.options.values import FileOrUrl, metavar, parse_bytes, parse_pairs, wrong_use
@@ -80,6 +81,7 @@ def plan(
     options: RunArguments,
     compare: Annotated[list[str] | None, metavar("NAME=VALUES")] = None,
     plot: Annotated[FileOrUrl | None, metavar("FILE")] = None,
+    pack: Annotated[str | None, metavar("NAME=VALUE,...")] = None,
     price: Annotated[float, metavar("DOLLARS")] = 0.4,
     index_dir: Annotated[FileOrUrl | None, metavar("DIR")] = None,
     json: bool = False,
@@ -95,13 +97,22 @@ def plan(
             have indexes, such as 'train-{000..099}.tar'.
         compare: Compare plans in a table, such as lanes=1,64,512; may be repeated, for all combinations.
         plot: Draw the figures of --compare, as PNG, SVG or PDF; needs the extra "plot".
+        pack: Instead, print the rows that an epoch packs: their padding, their balance, and steps, in which
+            --global-batch-size counts rows. For example length=tokens,row=8192, where tokens is a column of the
+            indexes; also cost=COLUMN, second=COLUMN:LIMIT, window=SAMPLES, balance=similar, long_samples=split.
         price: The price of a million requests to the store.
         index_dir: The folder of the indexes, if not next to their shards.
         json: Print the facts as JSON.
     """
     if plot and not compare:
         raise WrongUse("--plot requires --compare, whose plans it draws")
+    if pack and compare:
+        raise WrongUse("--pack prints the rows of one plan, so it excludes --compare")
     manifest = find_manifest(dataset, stores, index_dir)
+    if pack:
+        access = AccessOptions(index_dir=index_dir, indexes="require", storage_options=stores.store)
+        print_rows(manifest, options, parse_pack(pack), access, json=json)
+        return
     shapes = list(variants(options, compare or ()))
     with wrong_use():
         plans = [plan_run(manifest, shape) for shape, _ in shapes]
@@ -138,6 +149,65 @@ def find_manifest(dataset: Sequence[str], stores: StoreArguments, index_dir: str
         return Manifest(indexed_shards(stores.list_shards(dataset), access))
     except StaleSidecarError as error:
         raise StaleSidecarError(f"{error}, or name the manifest that `index --manifest` has written") from None
+
+
+def parse_pack(text: str) -> Pack:
+    """Parse --pack.
+
+    >>> parse_pack("length=tokens,row=8192,second=images:16").second
+    ('images', 16)
+
+    Raises:
+        WrongUse: it is not a list of arguments of `Pack`.
+    """
+    names = [each.name for each in fields(Pack)]
+    rule = f"--pack must be NAME=VALUE,... with the names {', '.join(names)}, such as length=tokens,row=8192"
+    pairs: dict[str, Any] = dict(parse_pairs(text.split(","), "|".join(names), rule))
+    if missing := {"length", "row"} - pairs.keys():
+        raise WrongUse(f"--pack lacks {min(missing)}=: {rule}")
+    with wrong_use("--pack: "):
+        pairs |= {name: int(pairs[name]) for name in ("row", "window") if name in pairs}
+        if "second" in pairs:
+            column, _, limit = pairs["second"].rpartition(":")
+            pairs["second"] = column, int(limit)
+        return Pack(**pairs)
+
+
+def print_rows(manifest: Manifest, shape: RunShape, pack: Pack, access: AccessOptions, *, json: bool) -> None:
+    """Print the figures of packed rows."""
+    from wds_datapipes.pipes.samples.indexed_samples import IndexedSamples  # these import torch
+    from wds_datapipes.tools.plan.planned_rows import plan_rows
+
+    with wrong_use("", KeyError):
+        samples = IndexedSamples(
+            manifest,
+            order=shape.order,
+            global_batch_size=shape.global_batch_size,
+            lanes=shape.lanes,
+            remainder=shape.remainder,
+            epoch=EpochOptions(pack=pack, window_shards=shape.window_shards),
+            access=access,
+        )
+        found = plan_rows(samples.set_seed(derived_seed("epoch", shape.seed, 0)), shape.ranks)
+    if json:
+        print_json(asdict(found))
+        return
+    rows = [
+        ("samples of an epoch", f"{found.samples:,}"),
+        ("rows", f"{found.rows:,}"),
+        ("samples per row", f"{found.samples_per_row:,.4g}"),
+        ("padding of a row", f"{found.padding:.2%}"),
+        ("steps of an epoch", f"{found.steps:,}"),
+        ("rows of a rank in a step", f"{shape.global_batch_size // shape.ranks:,}"),
+        ("rows that an epoch drops, or adds empty", f"{found.dropped:,}, {found.padded:,}"),
+        ("busiest rank of a step over the mean", f"{found.busiest[0]:.3f}"),
+        ("the same in the worst step", f"{found.busiest[1]:.3f}"),
+        ("likeness of the rows of a step", f"{found.likeness:.2f}"),
+    ]
+    print_table(rows)
+    sys.stdout.write(f"{plural(len(found.warnings), 'warning')}\n")
+    for warning in found.warnings:
+        sys.stdout.write(f"Warning: {warning}\n")
 
 
 def variants(shape: RunShape, compare: Sequence[str]) -> list[tuple[RunShape, dict[str, str]]]:
