@@ -10,7 +10,7 @@
 - **redaction**: of credentials in texts, how many are hidden.
 - **answers**: the CPU time of a range of 100 kB from a near server, over a connection that is kept.
 
-The page about the engine quotes the results: docs/explanation/engine.md.
+The page about its own code quotes the results: docs/explanation/why-no-library-here.md.
 """
 
 from __future__ import annotations

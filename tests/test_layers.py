@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 PACKAGE = Path(__file__).parents[1] / "wds_datapipes"
 PAGE = (PACKAGE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
 ROWS = PAGE.partition("| package | contents |\n|---|---|\n")[2].partition("\n\n")[0].splitlines()
@@ -156,8 +158,11 @@ print(sorted({{"torch", "torchdata"}} & set(sys.modules)))
     assert (finished.stdout, finished.stderr) == ("[]\n", "")
 
 
-def test_the_page_about_the_engine_names_modules_that_exist() -> None:
-    page = (PACKAGE.parent / "docs" / "explanation" / "engine.md").read_text(encoding="utf-8")
-    named = re.findall(r"`([a-z_]+(?:/[a-z_]+)*/(?:[a-z_]+\.py)?)`", page)
-    assert "io/timeouts.py" in named
+@pytest.mark.parametrize(
+    ("page", "module"), [("engine", "io/timeouts.py"), ("why-no-library-here", "loading/transport/")]
+)
+def test_a_page_about_the_code_names_modules_that_exist(page: str, module: str) -> None:
+    text = (PACKAGE.parent / f"docs/explanation/{page}.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([a-z_]+(?:/[a-z_]+)*/(?:[a-z_]+\.py)?)`", text)
+    assert module in named
     assert [name for name in named if not (PACKAGE / name).exists()] == []

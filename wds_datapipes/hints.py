@@ -53,7 +53,7 @@ ARGUMENTS = {
     "num_workers": Argument("read it with ShardReadingService", "docs/how-to/load-with-workers.md"),
     "old_shards": Argument(WRITING, "docs/how-to/write-shards.md"),
     "on_duplicate": Argument(GROUPING, "docs/explanation/shard-format.md"),
-    "on_error": Argument(READING, "docs/how-to/skip-bad-data.md"),
+    "on_error": Argument(READING, "docs/how-to/inspect-and-repair-shards.md"),
     "rebuild": Argument(INDEXING, "docs/explanation/index-format.md"),
     "rekey": Argument("write it with create_shards", "docs/how-to/create-a-dataset.md"),
     "remove_old": Argument(CONVERTING, "docs/reference/command-line.md"),
