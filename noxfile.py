@@ -354,7 +354,8 @@ def compatibility(session: nox.Session, torch: str) -> None:
     with TemporaryDirectory() as temporary, session.chdir(temporary):
         session.run("python", program, VERSION)
         session.install(*(name for name in group("types") if name.startswith("mypy")))
-        session.run("mypy", "--strict", program, "readme.py")
+        untyped = ["--disable-error-code=import-untyped", "--untyped-calls-exclude=torch"]  # torchdata, and backward()
+        session.run("mypy", "--strict", *untyped, program, "readme.py")
         session.install(f"{package}[demo]", *pins)
         session.run("wds-datapipes", "demo")
     session.install(f"{package}[demo]", *pins, "torchdata==0.7.1", *group("minimal"))

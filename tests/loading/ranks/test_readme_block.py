@@ -1,15 +1,15 @@
-"""The README's script for shards in a bucket runs on its eight ranks without a warning."""
+"""The README's function for shards in a bucket trains and resumes on its eight ranks without a warning."""
 
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from forked_ranks import on_ranks
 from page_blocks import ROOT, blocks_of
 from PIL import Image
@@ -20,13 +20,18 @@ from wds_datapipes.tools.plan.training_run import RunShape, plan_run
 from wds_datapipes.types import ShardInfo
 
 RANKS = 8
-#: What the test changes: the store, and how much is read and by how many processes.
-CHANGES = {'"s3://bucket/': '"bucket/', "num_workers=8": "num_workers=1", "range(90)": "range(2)"}
+#: What the test changes: the store, how much is read and by how many processes, and how often is saved.
+CHANGES = {
+    '"s3://bucket/': '"bucket/',
+    "num_workers=8": "num_workers=1",
+    ", 90)": ", 2)",
+    "step % 500 == 499": "step == 1",
+}
 
 
 def block() -> str:
     text: str
-    [text] = [each.text for each in blocks_of((ROOT / "README.md").read_text("utf-8")) if "def epochs" in each.text]
+    [text] = [each.text for each in blocks_of((ROOT / "README.md").read_text("utf-8")) if "def train" in each.text]
     for old, new in CHANGES.items():
         assert text.count(old) == 1
         text = text.replace(old, new)
@@ -45,23 +50,42 @@ def test_the_plan_of_the_block_for_a_bucket_has_no_warning() -> None:
     )
 
 
+class Recorder(torch.nn.Module):
+    """A model that records the batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 1024)
+        self.seen: list[tuple[tuple[int, ...], float]] = []
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.layer(images.mean((2, 3)))
+        self.seen.append((tuple(images.shape), float(images[:, 0, 0, 0].sum())))
+        return found
+
+
 @pytest.mark.timeout(600)
-def test_the_block_for_a_bucket_runs_on_eight_ranks(folder: Path) -> None:
+def test_the_block_for_a_bucket_runs_on_eight_ranks_and_resumes(folder: Path) -> None:
     (folder / "bucket").mkdir()
-    buffer = io.BytesIO()
-    Image.fromarray(np.full((16, 24, 3), 7, np.uint8)).save(buffer, "JPEG")
     for shard in range(1024):
         with TarWriter(f"bucket/train-{shard:06d}.tar", options=WriteOptions(index=True)) as writer:
+            buffer = io.BytesIO()
+            Image.fromarray(np.full((16, 24, 3), shard % 251, np.uint8)).save(buffer, "JPEG")
             for number in range(3):
                 writer.write({"__key__": f"{shard}-{number}", "jpg": buffer.getvalue(), "cls": shard})
 
-    def train(_: int) -> list[tuple[Any, int]]:
+    def train(_: int) -> list[Any]:
         names: dict[str, Any] = {}
         exec(block(), names)
-        batches: Iterator[Any] = names["epochs"]()
-        return [(tuple(images.shape), len({*labels.tolist()})) for images, labels in batches]
+        model = Recorder()
+        names["train"](model, torch.optim.SGD(model.parameters(), lr=0.1))
+        return model.seen
 
-    found = on_ranks(RANKS, train, limit_s=500)
-    assert [len(batches) for batches in found] == [2 * 3] * RANKS
-    assert {shape for batches in found for shape, _ in batches} == {(128, 3, 224, 224)}
-    assert min(classes for batches in found for _, classes in batches) > 20  # of 128 samples, however small the windows
+    whole = on_ranks(RANKS, train, limit_s=500)
+    assert [len(batches) for batches in whole] == [2 * 3] * RANKS
+    assert {shape for batches in whole for shape, _ in batches} == {(128, 3, 224, 224)}
+    assert (
+        len({total for batches in whole for _, total in batches}) == 2 * 3 * RANKS
+    )  # no batch is that of another rank
+    rest = on_ranks(RANKS, train, limit_s=500)  # from the state of rank 0, after the second step of the second epoch
+    assert rest == [batches[-1:] for batches in whole]
