@@ -174,7 +174,7 @@ def installed_by(extra: str) -> set[str]:
 
 
 def test_the_page_names_each_requirement() -> None:
-    page = (ROOT / "docs/explanation/stability.md").read_text("utf-8")
+    page = (ROOT / "docs/how-to/platforms-and-installation.md").read_text("utf-8")
     rows = re.findall(r"(?m)^\| (?:`([\w-]+)` )?\| (`[\w`, -]+) \| \S", page)
     found = {(extra, name) for extra, names in rows for name in re.findall(r"[\w-]+", names)}
     needed = {
