@@ -143,6 +143,7 @@ def test_a_missing_package_is_an_error_that_names_its_extra(
     # Another test may have imported the package or registered its plugin.
     for remembered in (media.load_av, plain_values.load_msgpack, plain_values.load_cbor, register_heic, register_jxl):
         remembered.cache_clear()
+    PIL.Image.init()  # fills the list, once in a process
     monkeypatch.setattr(PIL.Image, "ID", [name for name in PIL.Image.ID if name not in ("HEIF", "JXL")])
     with pytest.raises(
         MissingDependencyError, match=rf"'{package}' is needed to .*pip install \"wds-datapipes\[{extra}\]\""
