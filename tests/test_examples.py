@@ -254,7 +254,7 @@ def test_an_example_learns_and_resumes_as_if_it_had_not_been_killed(name: str, p
         assert losses_of(alone) == pytest.approx({n: losses[n] for n in losses_of(resumed)}, rel=0.01, abs=0.01)
 
 
-@pytest.mark.parametrize("name", ["detection_ragged_boxes", "video_clips"])
+@pytest.mark.parametrize("name", ["detection_ragged_boxes", "hub_dataset", "video_clips"])
 def test_the_loss_of_an_example_falls(name: str, programs: Path, tmp_path: Path) -> None:
     command: list[str | Path] = [programs / "page", EXAMPLES / f"{name}.py", "--epochs", "3"]
     done = subprocess.run(command, env=environment(), cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -266,8 +266,24 @@ def test_the_loss_of_an_example_falls(name: str, programs: Path, tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_run_on_copies_of_the_hub_resumes_after_it_is_killed(programs: Path, tmp_path: Path) -> None:
+    def run(folder: str, *killing: str | Path) -> Done:
+        options = ("--epochs", "2", "--folder", tmp_path / folder)
+        return run_ranks(programs, 1, *killing, EXAMPLES / "hub_dataset.py", *options, folder=tmp_path)
+
+    whole = run("run")
+    assert (whole.codes, whole.errors) == ([0], [""])
+    for name in ("checkpoint.pt", "copies"):
+        (tmp_path / "run" / name).rename(tmp_path / name)
+    assert run("run", SCRIPTS / "killed_at_step.py", "0", str(random.randrange(6, 38))).codes == [-9]
+    resumed = run("run")
+    assert (resumed.codes, resumed.errors) == ([0], [""])
+    assert whole.printed.endswith(resumed.printed)
+    assert resumed.printed
+
+
 #: The examples of tutorials and how-to pages.
-ELSEWHERE = ("train_", "cut_clips")
+ELSEWHERE = ("train", "cut_clips")
 
 
 def test_every_example_is_on_its_page() -> None:

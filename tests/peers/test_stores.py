@@ -10,6 +10,8 @@ import http.server
 import json
 import os
 import re
+import subprocess
+import sys
 import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +39,7 @@ from wds_datapipes.testing import build_shard
 #: Warnings that libraries raise among themselves.
 pytestmark = pytest.mark.filterwarnings("default")
 
+EXAMPLES = Path(__file__).parents[2] / "docs/examples"
 SAMPLES: list[dict[str, Any]] = [{"__key__": f"{n}", "bin": bytes([n]) * (3 << 20)} for n in range(6)]
 SECRET = "hf_secret123456789"
 
@@ -231,6 +234,22 @@ def test_the_hub_is_listed_and_read(hub: dict[str, Any]) -> None:
     assert parts is not None
     assert parts.part(512, 515).read() == b"\0\0\0"
     parts.close()
+
+
+def test_the_example_trains_on_a_dataset_of_the_hub(hub: dict[str, Any], tmp_path: Path) -> None:
+    (Hub.folder / "drawings").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(EXAMPLES))
+        from hub_dataset import write_shards  # type: ignore[import-not-found]  # it is in no package
+
+        write_shards(Hub.folder / "drawings")
+    command = [sys.executable, EXAMPLES / "hub_dataset.py", "hf://datasets/me/data/drawings/*.tar"]
+    options = ["--revision", "main", "--epochs", "2", "--folder", tmp_path / "run"]
+    environ = {**os.environ, "HF_ENDPOINT": hub["endpoint"], "HF_TOKEN": hub["token"]}
+    done = subprocess.run([*command, *options], env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"Epoch \d: loss ", done.stdout)) == 2
+    assert len([*(tmp_path / "run/copies").glob("*.tar")]) == len([*(Hub.folder / "drawings").iterdir()])
 
 
 def test_the_hub_replaces_no_file_unnoticed(hub: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
