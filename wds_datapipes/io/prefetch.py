@@ -170,22 +170,39 @@ class ShardPrefetcher(Iterable[T]):
         reading = self._fetches[current]
         others = self._reserved_bytes - reading.reserved_bytes
         reading.allow(min(self._shard_bytes, self._max_bytes - others))
+        # First of all, because the parts of the next shards can only begin once their stores have answered.
+        self._begin_following(current, reading)
+        others = self._reserved_bytes - reading.reserved_bytes
         self._begin_parts(reading, min(self._share_bytes, self._max_bytes - others))
-        following = [fetch for index, fetch in self._fetches.items() if index > max(current, self._current)]
-        for fetch in following:
+        for fetch in self._following(current):
             if not self._is_begun(reading):
                 return
             reading = fetch
             self._begin_parts(reading, self._max_bytes - self._reserved_bytes + reading.reserved_bytes)
+
+    def _begin_following(self, current: int, reading: RemoteParts) -> None:
+        """Begin to fetch the next shards whose turn comes within the limit."""
         expected = min(self._expected_bytes, self._part_bytes or sys.maxsize)
-        while self._can_extend and self._is_begun(reading) and len(self._pending) < MAX_PENDING:
+        while self._can_extend and len(self._pending) < MAX_PENDING and self._is_soon(current, reading):
             if not self._may_begin(self._reserved_bytes + expected, self._max_bytes) or not self._take():
                 return
             index, url = self._pending[-1]
             self._can_extend = self._is_prefetchable(url)
             if self._can_extend and self._is_requested(index):
                 self._fetch(index, str(url))
-                reading = self._fetches[index]
+
+    def _is_soon(self, current: int, reading: RemoteParts) -> bool:
+        """Whether the parts of one more shard begin soon: what comes before it is less than the limit of its share."""
+        if not self._part_bytes:
+            return True
+        following = self._following(current)
+        closed = sum(not fetch.is_open for fetch in following)
+        waiting = sum(fetch.waiting_bytes for fetch in (reading, *following)) + closed * self._expected_bytes
+        # A part of the first parts, so that they do not take the place of those that the reader needs.
+        return reading.is_open and waiting <= self._share_bytes and closed < max(self._most_parts // FIRST_PARTS, 1)
+
+    def _following(self, current: int) -> list[RemoteParts]:
+        return [fetch for index, fetch in self._fetches.items() if index > max(current, self._current)]
 
     def _begin_parts(self, fetch: RemoteParts, room: int) -> None:
         """Begin to fetch the next parts of a shard that has so much space."""

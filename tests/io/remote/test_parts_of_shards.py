@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import gzip
 import itertools
+from functools import partialmethod
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from site_server import Site
 
 from wds_datapipes import ShardList, StatefulShards
 from wds_datapipes.io.remote import distance
+from wds_datapipes.io.remote.remote_parts import RemoteParts
 from wds_datapipes.testing import build_shard
 
 MIB = 1 << 20
@@ -93,3 +96,23 @@ def test_the_rest_of_a_shard_comes_in_parts_after_a_resume(site: Site) -> None:
     start = begins[1]
     assert begins[1:] == [*range(start, len(site.body), 2 * MIB)]
     assert len(begins) > 3
+
+
+@pytest.mark.parametrize(("count", "before"), [(2, 2), (9, 2)])
+def test_the_next_shard_is_requested_before_the_other_parts_of_a_small_one(
+    site: Site, monkeypatch: pytest.MonkeyPatch, count: int, before: int
+) -> None:
+    """Its parts can begin only once the store has answered, which takes as long as all parts of a small shard."""
+    log = list[str]()
+    for name in ("__init__", "begin_next"):
+
+        def recorded(parts: RemoteParts, *arguments: Any, name: str = name, method: Any = None) -> None:
+            log.append(name)
+            method(parts, *arguments)
+
+        monkeypatch.setattr(RemoteParts, name, partialmethod(recorded, method=getattr(RemoteParts, name)))
+    urls = [site.url()] * count
+    keys = [sample["__key__"] for sample in ShardList(urls).load_wds_shards().group_samples()]
+    assert len(keys) == count * SAMPLES
+    assert log[: before + 1] == ["__init__"] * before + ["begin_next"]
+    assert log.count("__init__") == count

@@ -99,10 +99,13 @@ class RemoteParts:
     @property
     def next_bytes(self) -> int:
         """The size of the next part to begin; 0 if there is none, or it is not known yet."""
+        return min(self._part_bytes, self.waiting_bytes)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """The number of bytes whose parts have not begun; 0 if it is not known yet."""
         file = self._file
-        if file is None or not file.has_parts or file.size is None:
-            return 0
-        return min(self._part_bytes, file.size - self._next)
+        return 0 if file is None or not file.has_parts or file.size is None else file.size - self._next
 
     def begin_next(self) -> None:
         """Begin to fetch the next part."""
