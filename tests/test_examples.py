@@ -222,7 +222,7 @@ def losses_of(done: Done) -> dict[int, float]:
 
 
 @pytest.mark.timeout(4 * LIMIT_S)
-@pytest.mark.parametrize("name", ["audio", "clip_image_text", "language_model", "vision_language"])
+@pytest.mark.parametrize("name", ["audio", "chat", "clip_image_text", "language_model", "vision_language"])
 def test_an_example_learns_and_resumes_as_if_it_had_not_been_killed(name: str, programs: Path, tmp_path: Path) -> None:
     def run(folder: str, *killing: str | Path, ranks: int = 2) -> Done:
         (tmp_path / folder).mkdir(exist_ok=True)
