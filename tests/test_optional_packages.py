@@ -20,8 +20,9 @@ from wds_datapipes.codecs import media, plain_values
 from wds_datapipes.codecs.pillow_plugins import register_heic, register_jxl
 from wds_datapipes.errors import MissingDependencyError
 from wds_datapipes.extras import DATALOADER2, NODES
+from wds_datapipes.index import build_indexes, parquet_columns
 from wds_datapipes.io.file_systems import FILE_SYSTEMS
-from wds_datapipes.testing import check_resume
+from wds_datapipes.testing import build_shard, check_resume
 from wds_datapipes.tools.plan.figures import draw
 from wds_datapipes.tools.prepare.sources.imagenet import find_imagenet
 
@@ -57,6 +58,12 @@ def read_records(ending: str) -> Callable[[Path], object]:
     return read
 
 
+def read_parquet(folder: Path) -> object:
+    shard = build_shard(folder / "a.tar", [{"__key__": "a", "txt": "a"}])
+    columns = parquet_columns(folder / "a.parquet", ["tokens"])
+    return build_indexes(shard, columns=columns, num_workers=0, progress=False)
+
+
 def load_zst(folder: Path) -> object:
     shard = folder / "a.tar.zst"
     shard.write_bytes(b"\x28\xb5\x2f\xfd" + bytes(100))
@@ -85,6 +92,7 @@ NEEDS: list[tuple[str, str, Callable[[Path], object]]] = [
     ("av", "media", decode("wav", "torch_audio")),
     ("cbor2", "cbor", decode("cbor")),
     ("cbor2", "cbor", read_records("cbors")),
+    ("pyarrow.parquet", "parquet", read_parquet),
     ("matplotlib.pyplot", "plot", lambda folder: draw(str(folder / "a.png"), [], [])),
     ("msgpack", "msgpack", decode("mp")),
     ("msgpack", "msgpack", read_records("mps")),

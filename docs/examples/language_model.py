@@ -1,9 +1,9 @@
-"""Pretrain a language model on shards of packed tokens, from two datasets whose proportions change by step.
+"""Pretrain a language model on documents packed into rows, from two datasets whose proportions change by step.
 
 Run ``torchrun --standalone --nproc-per-node 2 language_model.py``, and again after a crash: it resumes with the very
-next batch, also on a different number of ranks. The first run writes documents of two kinds as rows of tokens. To train
-on your own, replace `tokenize` and the functions in `DATASETS`, which yield documents. If there are many documents,
-write each dataset once, in a separate program.
+next rows, also on a different number of ranks. The first run writes documents of two kinds. To train on your own,
+replace `tokenize` and the functions in `DATASETS`, which yield documents. If there are many documents, write each
+dataset once, in a separate program.
 """
 
 from __future__ import annotations
@@ -15,25 +15,23 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data.datapipes.iter import IterableWrapper
 
-from wds_datapipes import IndexedSamples, ShardReadingService, ShardWriter, WriteOptions
-from wds_datapipes.index import EpochOptions
+from wds_datapipes import IndexedSamples, ShardReadingService, ShardWriter, collate_samples
+from wds_datapipes.index import EpochOptions, Pack, build_indexes
 
 from torchdata.dataloader2 import DataLoader2  # isort: skip - the import above silences its deprecation warning
 
 #: Rows of all ranks in a step, tokens in a row, and the width of the model.
 BATCH_SIZE, ROW_LENGTH, WIDTH, HEADS = 16, 128, 64, 4
-STEPS, SAVE_EVERY = 32, 8
+DOCUMENTS, SAVE_EVERY = 1600, 8
 #: A document begins with BEGIN, and its other tokens are bytes. A row ends with padding.
 PADDING, BEGIN = 0, 1
-#: From which step on, which part of the rows is from which dataset: the last weights are reached little by little.
+#: From which step on, which part of the documents is from which dataset: the last weights are reached little by little.
 SCHEDULE = [(0, {"stories": 3, "sums": 1}), (8, {"stories": 3, "sums": 1}), (24, {"stories": 1, "sums": 3}, "linear")]
 
 
@@ -63,31 +61,40 @@ def tokenize(text: str) -> torch.Tensor:
     return torch.tensor([BEGIN, *text.encode()])
 
 
-def write_rows(folder: Path) -> None:
-    """Write the documents of each dataset as rows of ROW_LENGTH tokens, with indexes of the shards.
+def count_tokens(sample: dict[str, bytes]) -> dict[str, int]:
+    """Return the column of the index for a document."""
+    return {"tokens": len(tokenize(sample["txt"].decode()))}
 
-    Rows of equal length make steps that take equally long, and the proportions of a mixture those of tokens.
-    """
+
+def write_documents(folder: Path) -> None:
+    """Write the documents of each dataset, with indexes of their numbers of tokens."""
     for name, documents in DATASETS.items():
-        samples = [{"__key__": str(n), "tokens": tokenize(text)} for n, text in enumerate(documents())]
-        rows = IterableWrapper(samples).pack_samples(ROW_LENGTH, "tokens", pad=PADDING, long_samples="split")
-        with ShardWriter(
-            f"{folder}/{name}-%03d.tar", maxcount=64, options=WriteOptions(index=True), verbose=False
-        ) as writer:
-            for number, row in enumerate(rows):
-                writer.write({"__key__": f"{number:08d}", "npy": row["tokens"].numpy().astype(np.uint16)})
+        with ShardWriter(f"{folder}/{name}-%03d.tar", maxcount=500, verbose=False) as writer:
+            for number, text in enumerate(documents()):
+                writer.write({"__key__": f"{number:08d}", "txt": text})
+        build_indexes(f"{folder}/{name}-*.tar", columns=count_tokens, progress=False)
+
+
+def encode(sample: dict[str, Any]) -> dict[str, Any]:
+    """Return the tokens of a document, and its dataset."""
+    return {"tokens": tokenize(sample["txt"]), "dataset": sample["__dataset__"]}
 
 
 def make_loader(folder: Path) -> DataLoader2[Any]:
-    """Return the loader of this rank: a run is one epoch of STEPS batches, on any number of ranks that divides 16."""
+    """Return the loader of this rank: a run is one epoch of DOCUMENTS, on any number of ranks that divides 16.
+
+    The index says how many tokens each document has, so rows are planned before the epoch, as many for every rank.
+    """
+    pack = Pack(length="tokens", row=ROW_LENGTH, window=200, long_samples="split")
     mixture = IndexedSamples(
         {name: f"{folder}/{name}-*.tar" for name in DATASETS},
         weights=SCHEDULE,
         order="window",
         global_batch_size=BATCH_SIZE,
-        epoch=EpochOptions(samples=STEPS * BATCH_SIZE),
+        epoch=EpochOptions(samples=DOCUMENTS, pack=pack),
     )
-    batches = mixture.wds_decode().to_tuple("npy", "__dataset__").batch(BATCH_SIZE // dist.get_world_size()).collate()
+    rows = mixture.wds_decode().map_samples(encode).pack_rows("tokens", pad=PADDING, lists=["dataset"])
+    batches = rows.batch(BATCH_SIZE // dist.get_world_size()).collate(collate_fn=collate_samples)
     service = ShardReadingService(num_workers=1, distributed=True, timeout_s=600)
     loader: DataLoader2[Any] = DataLoader2(batches, reading_service=service)
     loader.seed(0)
@@ -106,12 +113,9 @@ class LanguageModel(nn.Module):
         )
         self.predict = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 256))
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the scores of the token that follows each token."""
+    def forward(self, tokens: torch.Tensor, document: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        """Return the scores of the token after each, given the document of each token, and its position in that."""
         places = torch.arange(tokens.shape[1], device=tokens.device)
-        begins = tokens == BEGIN
-        document = begins.cumsum(1)
-        position = places - torch.where(begins, places, 0).cummax(1).values  # in the document
         mask = (document[:, :, None] == document[:, None, :]) & (places[:, None] >= places)
         x = self.embed(tokens) + self.embed_position(position)
         query, key, value = self.attend(self.norm(x)).unflatten(2, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
@@ -134,18 +138,21 @@ def train(folder: Path) -> None:
             optimizer.load_state_dict(saved["optimizer"])
             loader.load_state_dict(saved["data"])
             first = saved["step"]
-        for step, (rows, datasets) in zip(count(first + 1), loader):
-            tokens = rows.to(device).long()
-            scores, targets = model(tokens[:, :-1]), tokens[:, 1:]
+        for step, rows in zip(count(first + 1), loader):
+            tokens, *places = (rows[name].to(device) for name in ("tokens", "segment_ids", "position_ids"))
+            scores, targets = model(tokens[:, :-1], *(each[:, :-1] for each in places)), tokens[:, 1:]
+            targets = targets.where(targets != BEGIN, PADDING)  # nothing predicts the next document
             loss = cross_entropy(scores.flatten(0, 1), targets.flatten(), ignore_index=PADDING, reduction="sum")
             # Divided by the same number on all ranks, so that each token weighs as much, whichever rank has it.
             (loss / targets.numel()).backward()
             optimizer.step()
             optimizer.zero_grad()
-            facts = torch.stack([loss.detach(), (targets != PADDING).sum(), loss.new_tensor(datasets.count("sums"))])
+            datasets = [name for row in rows["dataset"] for name in row]
+            counts = [int((targets != PADDING).sum()), datasets.count("sums"), len(datasets)]
+            facts = torch.stack([loss.detach(), *(loss.new_tensor(each) for each in counts)])
             dist.all_reduce(facts)
             if dist.get_rank() == 0:
-                print(f"Step {step}: loss {facts[0] / facts[1]:.6f}, {facts[2] / BATCH_SIZE:.0%} sums", flush=True)
+                print(f"Step {step}: loss {facts[0] / facts[1]:.6f}, {facts[2] / facts[3]:.0%} sums", flush=True)
             if step % SAVE_EVERY == 0 and dist.get_rank() == 0:  # the state of the loader is the same on all ranks
                 state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
                 torch.save({**state, "data": loader.state_dict(), "step": step}, checkpoint.with_suffix(".part"))
@@ -163,7 +170,7 @@ def main() -> None:
         torch.cuda.set_device(dist.get_node_local_rank())
     if dist.get_rank() == 0 and not (folder / "checkpoint.pt").exists():
         folder.mkdir(exist_ok=True)
-        write_rows(folder)
+        write_documents(folder)
     dist.barrier()
     train(folder)
     dist.destroy_process_group()

@@ -1,9 +1,9 @@
-"""Train a vision-language model on documents of text and images of several sizes, with equal work on all ranks.
+"""Train a vision-language model under FSDP on documents of text and images, packed into rows of equal work.
 
 Run ``torchrun --standalone --nproc-per-node 2 vision_language.py``, and again after a crash: it resumes with the very
-next batch, also with another number of ranks. The first run writes documents into ``run``. To train on your own, write
+next rows, also with another number of ranks. The first run writes documents into ``run``. To train on your own, write
 shards with the same fields: ``0.jpg``, ``1.jpg`` and so on are the images, and ``json`` has the text before each of
-them and after the last, and their sizes.
+them and after the last, and their sizes. FSDP requires torch 2.6 or later.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections.abc import Sequence
-from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -21,24 +19,25 @@ import torch
 import torch.distributed as dist
 from PIL import Image
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy, interpolate
-from torch.nn.parallel import DistributedDataParallel
 
 from wds_datapipes import IndexedSamples, ShardReadingService, ShardWriter
-from wds_datapipes.index import EpochOptions, build_indexes
+from wds_datapipes.index import EpochOptions, Pack, build_indexes
 
 from torchdata.dataloader2 import DataLoader2  # isort: skip - the import above silences its deprecation warning
 
-#: Documents of all ranks in a step; and tokens in a row, which the memory of a GPU limits.
-BATCH_SIZE, ROW_LENGTH, STEPS, SAVE_EVERY = 16, 256, 32, 8
+#: Rows of all ranks in a step; tokens in a row, which the memory of a GPU limits; and documents in the run.
+ROWS, ROW_LENGTH, DOCUMENTS, SAVE_EVERY = 8, 384, 1400, 8
 #: An image is resized to whole patches of PATCH x PATCH pixels. Each patch is also a token of the language model.
 PATCH, MOST_PATCHES, WIDTH = 8, 49, 64
 #: What a patch takes in the encoder, compared with what a token takes in the language model.
 ENCODER_COST = 0.5
 #: A document begins with BEGIN, IMAGE stands for a patch, and other tokens are bytes.
 BEGIN, IMAGE = 1, 2
-#: Of one or several documents: the tokens (T), and the pixels of each patch with its row and column (P, 3 * 8 * 8 + 2).
-Row = tuple[torch.Tensor, torch.Tensor]
+#: How checkpoints hold the parameters, of which each rank has a part.
+WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def write_shards(folder: Path) -> None:
@@ -51,7 +50,7 @@ def write_shards(folder: Path) -> None:
             images = {f"{n}.jpg": Image.new("RGB", *pair) for n, pair in enumerate(zip(sizes, colors, strict=True))}
             texts = [rng.choice(["See ", "Here come "]), *(f"{color} paper, " for color in colors)]
             writer.write({"__key__": f"{number:05d}", **images, "json": {"texts": texts, "sizes": sizes}})
-    build_indexes(f"{folder}/documents-*.tar", columns=cost_of, fields=["json"], progress=False)
+    build_indexes(f"{folder}/documents-*.tar", columns=work_of, fields=["json"], progress=False)
 
 
 def grid_of(width: int, height: int) -> tuple[int, int]:
@@ -60,15 +59,16 @@ def grid_of(width: int, height: int) -> tuple[int, int]:
     return max(int(height * scale), 1), max(int(width * scale), 1)
 
 
-def cost_of(sample: dict[str, bytes]) -> dict[str, int]:
-    """Return the column of the index for a document; no image is read for this."""
+def work_of(sample: dict[str, bytes]) -> dict[str, float]:
+    """Return the columns of the index for a document; no image is read for this."""
     facts = json.loads(sample["json"])
     patches = sum(rows * columns for rows, columns in (grid_of(*size) for size in facts["sizes"]))
-    return {"cost": round(len("".join(facts["texts"]).encode()) + (1 + ENCODER_COST) * patches)}
+    tokens = 1 + len("".join(facts["texts"]).encode()) + patches
+    return {"tokens": tokens, "cost": tokens + ENCODER_COST * patches}
 
 
-def encode(sample: dict[str, Any]) -> Row:
-    """Return the tokens and patches of a document."""
+def encode(sample: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the tokens (T) of a document, and the pixels of each patch, its row and its column (P, 3 * 8 * 8 + 2)."""
     tokens, patches = [BEGIN], [torch.empty(0, 3 * PATCH**2 + 2)]
     for number, text in enumerate(sample["json"]["texts"]):
         tokens += text.encode()
@@ -79,31 +79,22 @@ def encode(sample: dict[str, Any]) -> Row:
             places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)) / MOST_PATCHES**0.5
             patches.append(torch.cat([pixels.permute(1, 2, 0, 3, 4).reshape(len(places), -1), places], 1))
             tokens += [IMAGE] * len(places)
-    return torch.tensor(tokens), torch.cat(patches)
-
-
-def pack(documents: Sequence[Row]) -> list[Row]:
-    """Return the documents in rows of at most ROW_LENGTH tokens, without padding; a longer one has its own row."""
-    rows = list[list[Row]]()
-    for document in sorted(documents, key=lambda each: -len(each[0])):
-        fitting = (row for row in rows if sum(len(tokens) for tokens, _ in [*row, document]) <= ROW_LENGTH)
-        if (row := next(fitting, None)) is None:
-            rows.append(row := [])
-        row.append(document)
-    return [(torch.cat([tokens for tokens, _ in row]), torch.cat([patches for _, patches in row])) for row in rows]
+    return {"tokens": torch.tensor(tokens), "patches": torch.cat(patches)}
 
 
 def make_loader(urls: str) -> DataLoader2[Any]:
     """Return the loader of this rank, whose batches are lists of rows; a run is one epoch.
 
-    All documents of a batch cost about the same, and each rank gets equally many, so the ranks have equal work.
+    The index says how many tokens each document has, so rows are planned before the epoch: every rank has as many in
+    each step, as FSDP requires, and about as much work.
     """
-    epoch = EpochOptions(samples=STEPS * BATCH_SIZE, bucket_by=lambda index: index.columns["cost"])
-    samples = IndexedSamples(urls, order="window", global_batch_size=BATCH_SIZE, epoch=epoch)
-    documents = samples.wds_decode("torchrgb8").map(encode)
-    batches = documents.batch(BATCH_SIZE // dist.get_world_size()).map(pack)
+    pack = Pack(length="tokens", row=ROW_LENGTH, cost="cost", window=256)
+    samples = IndexedSamples(
+        urls, order="window", global_batch_size=ROWS, epoch=EpochOptions(samples=DOCUMENTS, pack=pack)
+    )
+    rows = samples.wds_decode("torchrgb8").map_samples(encode).pack_rows("tokens", lists=["patches"])
     service = ShardReadingService(num_workers=1, distributed=True, timeout_s=600)
-    loader: DataLoader2[Any] = DataLoader2(batches, reading_service=service)
+    loader: DataLoader2[Any] = DataLoader2(rows.batch(ROWS // dist.get_world_size()), reading_service=service)
     loader.seed(0)
     return loader
 
@@ -114,18 +105,19 @@ class VisionLanguageModel(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed_patch, self.embed_token = nn.Linear(3 * PATCH**2 + 2, WIDTH), nn.Embedding(256, WIDTH)
-        self.embed_position = nn.Embedding(1024, WIDTH)  # the longest document
+        self.embed_position = nn.Embedding(ROW_LENGTH, WIDTH)
         self.encoder, self.language = (
             nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, dropout=0, norm_first=True) for _ in range(2)
         )
         self.predict = nn.Linear(WIDTH, 256)
 
-    def forward(self, tokens: torch.Tensor, patches: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the losses of the text in a row."""
+    def forward(
+        self, tokens: torch.Tensor, document: torch.Tensor, position: torch.Tensor, patches: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the sum of the losses of the text in a row, given the document and the position of each token."""
         image = (patches[:, -2:] == 0).all(1).cumsum(0)  # each begins at its first row and column
         features = self.encoder(self.embed_patch(patches), image[:, None] != image)  # True hides
-        number, begins = torch.arange(len(tokens), device=tokens.device), tokens == BEGIN
-        document, position = begins.cumsum(0), number - torch.where(begins, number, 0).cummax(0).values
+        number = torch.arange(len(tokens), device=tokens.device)
         x = self.embed_token(tokens).masked_scatter((tokens == IMAGE)[:, None], features)
         hidden = (document[:, None] != document) | (number[:, None] < number)
         scores = self.predict(self.language(x + self.embed_position(position), hidden))
@@ -137,39 +129,44 @@ def train(folder: Path) -> None:
     """Train on this rank to the end of the run, from its last checkpoint, if any, and print the losses."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
-    model = DistributedDataParallel(VisionLanguageModel().to(device))
+    model: Any = VisionLanguageModel().to(device)  # torch types neither its parts nor what fully_shard adds
+    for part in (model.encoder, model.language, model):
+        fully_shard(part)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     first, checkpoint = 0, folder / "checkpoint.pt"
     with make_loader(f"{folder}/documents-*.tar") as loader:
         if checkpoint.exists():
-            saved = torch.load(checkpoint, map_location=device, weights_only=True)
-            model.module.load_state_dict(saved["model"])
-            optimizer.load_state_dict(saved["optimizer"])
+            saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
+            parts = {"model_state_dict": saved["model"], "optim_state_dict": saved["optimizer"]}
+            set_state_dict(model, optimizer, **parts, options=WHOLE)
             loader.load_state_dict(saved["data"])
             first = saved["step"]
         for step, rows in zip(count(first + 1), loader):
-            cost = sum(len(tokens) + ENCODER_COST * len(patches) for tokens, patches in rows)
-            texts = sum(int((tokens[1:] > IMAGE).sum()) for tokens, _ in rows)
+            cost = sum(len(row["tokens"]) + ENCODER_COST * sum(map(len, row["patches"])) for row in rows)
+            texts = sum(int((row["tokens"][1:] > IMAGE).sum()) for row in rows)
             work = torch.zeros(dist.get_world_size(), 2, device=device)  # of each rank, and its tokens to predict
             work[dist.get_rank()] = work.new_tensor([cost, texts])
             dist.all_reduce(work)
             (busiest, _), (mean, mean_texts) = work.amax(0), work.mean(0)
             total = torch.zeros((), device=device)
-            # DDP exchanges gradients after the last row, so ranks may have different numbers of rows. FSDP would hang.
+            # All ranks gather the parameters for each row together: with other numbers of rows, they would hang.
             for number, row in enumerate(rows, 1):
-                with nullcontext() if number == len(rows) else model.no_sync():
-                    loss = model(*(each.to(device) for each in row)) / mean_texts
-                    loss.backward()
+                model.set_requires_gradient_sync(number == len(rows))
+                packed = [row["tokens"], row["segment_ids"], row["position_ids"], torch.cat(row["patches"])]
+                loss = model(*(each.to(device) for each in packed)) / mean_texts
+                loss.backward()
                 total += loss.detach() / dist.get_world_size()
             optimizer.step()
             optimizer.zero_grad()
             dist.all_reduce(total)
             if dist.get_rank() == 0:
                 print(f"Step {step}: loss {total:.6f}, {len(rows)} rows, busiest rank {busiest / mean:.3f}", flush=True)
-            if step % SAVE_EVERY == 0 and dist.get_rank() == 0:  # the state of the loader is the same on all ranks
-                state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
-                torch.save({**state, "data": loader.state_dict(), "step": step}, checkpoint.with_suffix(".part"))
-                checkpoint.with_suffix(".part").replace(checkpoint)  # a crash leaves the old or the new one
+            if step % SAVE_EVERY == 0:
+                whole_model, whole_optimizer = get_state_dict(model, optimizer, options=WHOLE)  # from all ranks
+                state = {"model": whole_model, "optimizer": whole_optimizer, "step": step}
+                if dist.get_rank() == 0:  # the state of the loader is the same on all ranks
+                    torch.save({**state, "data": loader.state_dict()}, checkpoint.with_suffix(".part"))
+                    checkpoint.with_suffix(".part").replace(checkpoint)  # a crash leaves the old or the new one
 
 
 def main() -> None:

@@ -197,6 +197,46 @@ def test_the_samples_of_each_row_are_explained(shards: str, remainder: Any, opti
             assert len(found) == STEP
 
 
+SCHEDULE = [(0, {"a": 1, "b": 0}), (2, {"a": 1, "b": 1}), (5, {"a": 0, "b": 1}, "linear")]
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_weights_change_by_step_about_where_they_say(shards: str, lanes: int) -> None:
+    names = {"a": shards.replace("{0..5}", "{0..2}"), "b": shards.replace("{0..5}", "{3..5}")}
+    known: dict[str, Any] = {"shards": names, "weights": SCHEDULE, "lanes": lanes, "order": "window"}
+
+    def epochs(ranks: int, state: Any = None) -> tuple[list[list[str]], Any]:
+        found, states = list[list[list[str]]](), list[Any]()
+        for rank in range(ranks):
+            build = lambda: packed(step=STEP, ranks=ranks, **known)  # noqa: E731
+            with closing(Service(build, 0, state, distributed=(rank, ranks))) as run:
+                found.append([*chain.from_iterable([*run.epoch()] for _ in range(2 if state is None else 1))])
+                states.append(run.state())
+        return steps_of(found), states[0]
+
+    whole, _ = epochs(1)
+    assert epochs(3)[0] == whole
+    parts = [sum(key[0] in "345" for key in keys_in([step])) / len(keys_in([step])) for step in whole]
+    assert parts[0] == 0
+    assert parts[1] < 0.3, "its rows may be from a window that lies across the change"
+    assert 0.2 < parts[3] < 0.8
+    assert set(parts[7:]) == {1.0}
+    with closing(Service(lambda: packed(step=STEP, **known), 0)) as run:
+        head = [*islice(run.epoch(), 4)]
+        state = run.state()
+    rest, later = epochs(2, state)
+    assert head + rest == whole[: len(head) + len(rest)]
+    for step in (0, 3, len(rest) + 3):
+        found = dict[int, list[str]]()
+        for each in explain(packed(step=STEP, ranks=2, **known), later, step):
+            found.setdefault(each.row, []).append(each.key)
+        assert ["+".join(keys) for keys in found.values()] == whole[step]
+    with closing(Service(lambda: packed(step=STEP, **known), 0)) as run:
+        [*islice(run.epoch(), 2)]
+        with pytest.raises(RuntimeError, match="left an epoch early"):
+            [*run.epoch()]
+
+
 def test_later_exclusions_and_growth_move_no_other_sample(shards: str, tmp_path: Path) -> None:
     head, state = on_ranks(Tracked, shards, 2, 0, 1)
     whole = steps_of(on_ranks(Tracked, shards, 1, 0)[0])

@@ -60,6 +60,17 @@ def test_padding_leaves_its_space_empty() -> None:
     assert [row["__key__"] for row in rows_of(unmarked)] == [[], []]
 
 
+def test_other_fields_become_lists() -> None:
+    samples = [{**each, "image": each["__key__"] * 2} for each in two_rows()]
+    assert [row["image"] for row in rows_of(samples, lists=["image"])] == [["11", "22"], ["44"]], "a part has no image"
+    samples[0]["__padding__"] = True
+    assert rows_of(samples, lists=["image"])[0]["image"] == ["22"]
+    with pytest.raises(MissingFieldError, match=naming("pack_rows", "sound", "'1'")):
+        rows_of(two_rows(), lists=["sound"])
+    with pytest.raises(ValueError, match="tokens"):
+        rows_of(two_rows(), lists=["tokens"])
+
+
 CHANGES: dict[str, tuple[Callable[[Samples], Samples], list[str]]] = {
     "the first sample is dropped": (lambda samples: samples[1:], ["Row 7", "1 of 2", "'2'"]),
     "the last sample of a row is dropped": (

@@ -8,6 +8,7 @@ from wds_datapipes.index.format import builder, dataset_builder, validity
 from wds_datapipes.index.format.index_file import index_url, read_index, write_index
 from wds_datapipes.index.format.manifest import Manifest, read_manifest, write_manifest
 from wds_datapipes.index.format.options import AccessOptions, EpochOptions, IndexOptions, Join, Pack
+from wds_datapipes.index.format.parquet_columns import parquet_columns
 from wds_datapipes.index.format.shard_index import ShardIndex
 from wds_datapipes.index.order.select import resample
 from wds_datapipes.index.read import table
@@ -37,6 +38,7 @@ __all__ = [
     "build_indexes",
     "check_index",
     "index_url",
+    "parquet_columns",
     "read_index",
     "read_manifest",
     "read_table",

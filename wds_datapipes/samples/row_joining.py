@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from wds_datapipes.errors import MissingFieldError, SampleSizeError
-from wds_datapipes.samples.fields import ORIGIN, PADDING_MARK, ROW_MARK, describe_sample, not_a_sample_error
+from wds_datapipes.samples.fields import (
+    ORIGIN,
+    PADDING_MARK,
+    ROW_MARK,
+    describe_sample,
+    missing_field_error,
+    not_a_sample_error,
+)
 from wds_datapipes.samples.packing import Piece, RowFormat, check_kinds
 from wds_datapipes.types import Sample
 
@@ -36,12 +43,13 @@ class RowMark(NamedTuple):
     is_padding: bool = False
 
 
-def pack_rows(source: Iterable[Sample], row_format: RowFormat) -> Iterator[Sample]:
+def pack_rows(source: Iterable[Sample], row_format: RowFormat, lists: Collection[str] = ()) -> Iterator[Sample]:
     """Yield planned rows, each when its last sample has arrived. Samples that are padding leave their space empty.
 
     Args:
         source: the samples, row by row.
         row_format: the fields of a row; its length is that of the plan.
+        lists: the fields whose values a row lists, sample by sample.
 
     Raises:
         MissingFieldError: a sample has no mark, or lacks a field.
@@ -49,6 +57,7 @@ def pack_rows(source: Iterable[Sample], row_format: RowFormat) -> Iterator[Sampl
     """
     kinds = list[tuple[type, Any]]()
     pieces, empty, length = list[Piece](), list[Piece](), 0
+    listed = dict[str, list[Any]]()
     mark: RowMark | None = None
     origin: Sample = {}
     for sample in source:
@@ -57,10 +66,14 @@ def pack_rows(source: Iterable[Sample], row_format: RowFormat) -> Iterator[Sampl
         check_kinds(piece, kinds, sample, row_format.stage)
         _check_order(last, mark, origin, sample)
         origin = {name: sample[name] for name in ORIGIN if name in sample}
-        is_padding = mark.is_padding or sample.get(PADDING_MARK)
-        del sample  # its row must not keep it alive
         if mark.place == 0:
-            pieces, empty, length = [], [], 0
+            pieces, empty, length, listed = [], [], 0, {name: [] for name in lists}
+        is_padding = mark.is_padding or sample.get(PADDING_MARK)
+        for name in lists if not (is_padding or mark.start) else ():  # a part of a sample does not repeat them
+            if name not in sample:
+                raise missing_field_error(f"pack_rows lists the field {name!r}", sample)
+            listed[name].append(sample[name])
+        del sample  # its row must not keep it alive
         piece = (
             piece.cut(0, 0) if is_padding else piece.cut(mark.start, None if mark.is_end else mark.start + mark.tokens)
         )
@@ -75,8 +88,8 @@ def pack_rows(source: Iterable[Sample], row_format: RowFormat) -> Iterator[Sampl
         del piece
         if mark.place + 1 == mark.samples:
             row = replace(row_format, max_length=mark.row_length).join(pieces or empty[:1])
-            row["__key__"] = [each.key for each in pieces]
-            pieces, empty = [], []
+            row |= {"__key__": [each.key for each in pieces], **listed}
+            pieces, empty, listed = [], [], {}
             yield row
             del row
     if mark is not None and mark.place + 1 < mark.samples:

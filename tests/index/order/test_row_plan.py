@@ -89,7 +89,7 @@ def plan_of(sizes: list[int], lengths: Any, *, step: int, lanes: int, kind: Any 
     starts = np.cumsum(sizes, dtype=np.int64) - sizes
     divided = Lanes(count, step, lanes)
     order = EpochOrder(sizes, kind, seed=3, window_shards=2, lanes=lanes)
-    window = window_of(pack, step, lengths)
+    window = window_of(pack, step, count, int(lengths.sum()))
     return RowPlan(order, starts, columns, pack, lanes=divided, step=step, window=window, seed=3)
 
 
@@ -166,7 +166,7 @@ def test_padding_has_no_tokens_and_lanes_with_more_rows_fill_the_last_steps(lane
 
 
 def test_a_window_has_about_sixteen_steps_but_is_planned_quickly() -> None:
-    assert window_of(Pack(length="length", row=100), 8, np.full(1000, 10)) == 16 * 8 * 10
-    assert window_of(Pack(length="length", row=100), 8000, np.full(1000, 10)) == 1 << 15
-    assert window_of(Pack(length="length", row=100, window=7), 8, np.full(1000, 10)) == 7
-    assert window_of(Pack(length="length", row=100), 8, np.zeros(10, np.int64)) == 1 << 15
+    pack = Pack(length="length", row=100)
+    assert window_of(pack, 8, 1000, 10_000) == 16 * 8 * 10
+    assert window_of(pack, 8000, 1000, 10_000) == window_of(pack, 8, 10, 0) == 1 << 15
+    assert window_of(Pack(length="length", row=100, window=7), 8, 1000, 10_000) == 7

@@ -16,6 +16,7 @@ from wds_datapipes.errors import MissingFieldError
 from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.index.format.index_columns import COLUMNS, MAX_VALUE_BYTES
 from wds_datapipes.index.format.options import AccessOptions
+from wds_datapipes.index.format.parquet_columns import ParquetColumns
 from wds_datapipes.index.format.shard_index import ShardIndex
 from wds_datapipes.index.read.sample_reader import SampleReader
 from wds_datapipes.io.openers import redact
@@ -116,6 +117,8 @@ def as_function(columns: Columns | None) -> ComputeColumns | None:
 
 def fields_of(compute: ComputeColumns) -> list[str] | None:
     """Return the fields that a function needs, if that is known."""
+    if isinstance(compute, ParquetColumns):
+        return []
     if not isinstance(compute, FieldColumns):
         return None
     return list(dict.fromkeys(field for _, path in compute.paths for field in _prefixes(path)))

@@ -246,12 +246,9 @@ class IndexedShards:
         phase = timeline.phase_of(epoch)
         lanes = Lanes(phase.count, phase.batch, timeline.lanes)
         samples = self._samples_of(timeline, epoch, order, options.window_shards, lanes, seed=seed, run=run)
-        own = numbers_of_shards(phase.drawn_datasets(""), self.shards_of)
-        known = (slice(self.starts[shard], self._ends[shard]) for shard in own.tolist())
-        lengths = self.columns.lengths
-        if len(own) < len(self.sizes):
-            lengths = np.concatenate([lengths[part] for part in known])
-        window = window_of(options.pack, phase.batch, lengths)
+        read = phase.drawn_datasets("")
+        count = sum(phase.datasets[name][1] for name in read)
+        window = window_of(options.pack, phase.batch, count, self.tokens_in(read, options.pack))
         return RowPlan(
             samples,
             self.starts,
@@ -262,6 +259,16 @@ class IndexedShards:
             window=window,
             seed=seed if order != "sequential" else None,
         )
+
+    def tokens_in(self, shards: Mapping[str, int], pack: Pack) -> int:
+        """Return the number of tokens that rows take from the selected samples in the first shards of some datasets."""
+        total, limit = 0, pack.row if pack.long_samples == "truncate" else np.iinfo(np.int32).max
+        for name, count in shards.items():
+            first = self.shards_of[name].start
+            begin, end = int(self.starts[first]) if count else 0, int(self._ends[first + count - 1]) if count else 0
+            if self.columns is not None:
+                total += int(np.minimum(self.columns.lengths[begin:end], limit).sum(dtype=np.int64))
+        return total
 
     def datasets_of(self, shards: Numbers) -> Numbers:
         """Return the numbers of the datasets of shards."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -60,7 +60,7 @@ class RowPlan:
         pack: the options.
         lanes: the lanes.
         step: the number of rows in a step.
-        window: the number of samples in a window.
+        window: the maximum number of samples in a window.
         seed: shuffles the steps of a window; None keeps their order.
 
     Attributes:
@@ -85,8 +85,8 @@ class RowPlan:
         self._samples, self._firsts, self._columns, self._pack = order, firsts, columns, pack
         self._lanes, self._own, self._seed = lanes, step // len(lanes), seed
         self.row = pack.row
-        self._window = max(window // len(lanes), 1)
-        self._counts: list[int] = (-(-np.diff(lanes.starts) // self._window)).tolist()
+        #: The number of windows of each lane.
+        self._counts: list[int] = (-(-np.diff(lanes.starts) // max(window // len(lanes), 1))).tolist()
         #: For each lane, the number of rows before each window that is known, from window ``_first`` on.
         self._before, self._first = [[0] for _ in self._counts], 0
         self._packed = OrderedDict[tuple[int, int], PackedWindow]()
@@ -226,8 +226,9 @@ class RowPlan:
         if (lane, number) in self._packed:
             self._packed.move_to_end((lane, number))
             return self._packed[lane, number]
-        start = int(self._lanes.starts[lane]) + number * self._window
-        packed = self._pack_window(np.arange(start, min(start + self._window, int(self._lanes.starts[lane + 1]))))
+        first, end = self._lanes.starts[lane : lane + 2].tolist()
+        cuts = [first + at * (end - first) // self._counts[lane] for at in (number, number + 1)]  # none is much shorter
+        packed = self._pack_window(np.arange(*cuts))
         self._packed[lane, number] = packed
         while len(self._packed) > 4 * len(self._before):
             self._packed.popitem(last=False)
@@ -268,16 +269,15 @@ def _share_of_costs(costs: Numbers, lengths: Numbers, wholes: Numbers) -> Number
     return shared
 
 
-def window_of(pack: Pack, step: int, lengths: npt.NDArray[np.integer[Any]]) -> int:
+def window_of(pack: Pack, step: int, samples: int, tokens: int) -> int:
     """Return the number of samples in a window.
 
     Args:
         pack: the options.
         step: the number of rows in a step.
-        lengths: the lengths of the samples of the datasets that are read.
+        samples: the number of samples of the datasets that are read.
+        tokens: the number of their tokens.
     """
     if pack.window is not None:
         return pack.window
-    used = np.minimum(lengths, pack.row) if pack.long_samples == "truncate" else lengths
-    tokens = int(used.sum(dtype=np.int64))
-    return max(min(STEPS * step * pack.row * len(lengths) // max(tokens, 1), MAX_WINDOW), 1)
+    return max(min(STEPS * step * pack.row * samples // max(tokens, 1), MAX_WINDOW), 1)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import count as count_from
-from itertools import pairwise
-from typing import NamedTuple
+from itertools import pairwise, zip_longest
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -40,6 +40,16 @@ class Stretch(NamedTuple):
     is_whole: bool = True
 
 
+class RowCounts(Protocol):
+    """The numbers of rows and samples in a run whose rows are planned."""
+
+    def rows_in(self, epoch: int) -> int:
+        """Return the number of rows in an epoch."""
+
+    def samples_in(self, steps: int, phase: Phase, weights: Mapping[str, int]) -> int:
+        """Return the number of samples that some steps are expected to have, with the weights of datasets."""
+
+
 class RunTimeline:
     """The phases of a run and the arithmetic of its steps and draws.
 
@@ -52,8 +62,8 @@ class RunTimeline:
         lanes: the number of lanes.
         drops: whether an epoch consists of whole batches only.
         received: the epochs that the loop has received. Their steps count; the draws of an epoch do not depend on them.
-        rows: returns the number of rows in an epoch, if rows are planned. Positions are then those of rows, and batches
-            consist of rows; an epoch draws all of its samples.
+        rows: the numbers of planned rows, if rows are planned. Positions are then those of rows, and batches consist of
+            rows; an epoch draws all of its samples, and weights by step change where their steps are expected.
 
     Examples:
         >>> points = [(0, {"a": 1, "b": 1}), (3, {"a": 1, "b": 3})]
@@ -69,7 +79,7 @@ class RunTimeline:
         *,
         drops: bool = True,
         received: ReceivedEpochs = NONE_RECEIVED,
-        rows: Callable[[int], int] | None = None,
+        rows: RowCounts | None = None,
     ) -> None:
         self.phases, self.lanes, self.received, self._drops, self._rows = tuple(phases), lanes, received, drops, rows
 
@@ -84,7 +94,7 @@ class RunTimeline:
     def end_of(self, epoch: int) -> int:
         """Return the number of samples of an epoch that are not dropped, which fill batches of its last phase."""
         if self._rows is not None:
-            rows = self._rows(epoch)
+            rows = self._rows.rows_in(epoch)
             return rows - rows % self.phase_of(epoch).batch if self._drops else rows
         return self._end(self.phase_of(epoch), *self.phases_within(epoch)[-1:])
 
@@ -213,7 +223,7 @@ class RunTimeline:
         found = dict.fromkeys(names or [""], (0, 0.0))
         for first, last, end in self._received_until(epoch, position):
             if self._rows is not None and end:  # about as many samples in each row
-                end = end * self.phase_of(last).count // self._rows(last)
+                end = end * self.phase_of(last).count // self._rows.rows_in(last)
             begins, ends = self.drawn(first), self.drawn(last) + end // self.lanes
             if not names:
                 samples = int((ends - begins).sum()) + end % self.lanes
@@ -270,18 +280,23 @@ class RunTimeline:
         found = list[Draws]()
         count = np.zeros((len(names), self.lanes), np.int64)
         lanes = np.arange(self.lanes)
-        ends = [*(phase.step for phase in self.phases[1:]), None]
-        for phase, end in zip(self.phases, ends, strict=True):
-            if self._rows is not None and phase.start:  # it only shares the rest of an epoch otherwise
-                continue
+        # If rows are planned, a phase within an epoch only shares the rest of it otherwise.
+        phases = [phase for phase in self.phases if self._rows is None or not phase.start]
+        for phase, later in zip_longest(phases, phases[1:]):
+            end = None if later is None else later.step
+            before: tuple[int, Mapping[str, int]] | None = None
             for number, (step, weights) in enumerate(weights_between(phase, end)):
                 epoch, first = phase.epoch, phase.start
-                if number:
+                if number and self._rows is None:
                     _, epoch, batch = self.locate(step)
                     first = batch * phase.batch + (phase.start if epoch == phase.epoch else 0)
                 begins = self.drawn(epoch)
                 if first:
                     begins += min(-(-first // self.lanes), self.end_of(epoch) // self.lanes)
+                if self._rows is not None and before is not None:
+                    begins = found[-1].begins - -self._rows.samples_in(step - before[0], phase, before[1]) // self.lanes
+                    begins = begins if later is None else np.minimum(begins, self.drawn(later.epoch))
+                before = step, weights
                 count = found[-1].count_to(begins) if found else count
                 if not number:
                     add_passes(passes, names, phase, count)

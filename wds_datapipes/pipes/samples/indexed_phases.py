@@ -70,11 +70,15 @@ class PhasedSamples(SeededStage):
     def timeline_of(self, phases: Sequence[Phase], received: ReceivedEpochs | None = None) -> RunTimeline:
         """Return the timeline of a run with some phases, whose loop has received some epochs; by default, as known."""
         received = self.timeline.received if received is None else received
-        drops, rows = self.remainder == "drop", None if self.epoch.pack is None else self._rows_in
+        drops, rows = self.remainder == "drop", None if self.epoch.pack is None else self
         return RunTimeline(phases, self.lanes, drops=drops, received=received, rows=rows)
 
-    def _rows_in(self, epoch: int) -> int:
+    def rows_in(self, epoch: int) -> int:
         """Return the number of rows in an epoch of the run, if rows are planned."""
+        raise NotImplementedError
+
+    def samples_in(self, steps: int, phase: Phase, weights: Mapping[str, int]) -> int:
+        """Return the number of samples that some steps are expected to have, if rows are planned."""
         raise NotImplementedError
 
     def order_of_epoch(self, *, following: bool = False) -> LaneOrder:
@@ -128,6 +132,11 @@ class PhasedSamples(SeededStage):
             raise RuntimeError(
                 f"The weights change by step, so each epoch must follow the previous one, but set_epoch() has selected "
                 f"epoch {epoch.number}. Call it with the number of the next epoch, or not at all"
+            )
+        if self.epoch.pack is not None and any(left is not None for _, _, left in epoch.received.stretches()):
+            raise RuntimeError(
+                "The weights change by step, and the loop has left an epoch early. With pack, the steps are those of "
+                "whole epochs: set the length of an epoch with EpochOptions(samples=n) instead"
             )
 
     def first_phase(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from wds_datapipes.epoch import NO_EPOCH, Epoch
 from wds_datapipes.errors import StateError
 from wds_datapipes.index.order.batch_share import BatchShare, RestOfEpoch
 from wds_datapipes.index.order.permutation import Numbers
+from wds_datapipes.index.order.phase import Phase
 from wds_datapipes.index.order.row_plan import RowPlan
 from wds_datapipes.index.order.sample_order import Order
 from wds_datapipes.index.order.substitutes import Substitutes
@@ -74,14 +76,35 @@ class IndexedRows(SharedSamples):
                 "IndexedSamples has no length yet, because the seed of the epoch decides how samples share rows. A "
                 "loader sets the seed when it begins the epoch"
             )
-        return self._rows_in(self.number)
+        return self.rows_in(self.number)
 
-    def _rows_in(self, epoch: int) -> int:
+    def rows_in(self, epoch: int) -> int:
+        """Return the number of rows in an epoch of the run."""
         if self.plan is not None and epoch == self.number:
             return len(self.plan)
         if (found := self._rows_of.get(known := (epoch, len(self.timeline.phases)))) is None:
             found = self._rows_of[known] = len(self._plan_of(epoch))
         return found
+
+    def samples_in(self, steps: int, phase: Phase, weights: Mapping[str, int]) -> int:
+        """Return the number of samples that some steps are expected to have, from the mean lengths of the datasets.
+
+        Args:
+            steps: the number of steps.
+            phase: the phase of the run, in which they have these datasets and as many rows.
+            weights: the weight of each dataset.
+        """
+        if (pack := self.epoch.pack) is None:
+            raise ValueError("rows are planned only with EpochOptions(pack=)")
+        used = {name: weight for name, weight in weights.items() if weight}
+        parts = {name: phase.drawn_datasets(name) for name in used}
+        tokens = sum(
+            Fraction(
+                weight * self._shards.tokens_in(parts[name], pack), sum(phase.datasets[each][1] for each in parts[name])
+            )
+            for name, weight in used.items()
+        )
+        return int(steps * phase.batch * pack.row * sum(used.values()) / max(tokens, Fraction(1)))
 
     def _plan_of(self, epoch: int) -> RowPlan:
         """Return the plan of an epoch of the run.

@@ -199,11 +199,6 @@ class IndexedSamples(IndexedRows):
                     f"The dataset {name!r} has a positive weight, but no samples, or none is selected. Remove it, or "
                     "set its weight to 0"
                 )
-        if epoch.pack is not None and len(points) > 1:
-            raise ValueError(
-                "weights by step need steps with a fixed number of samples, which pack does not have. Pass constant "
-                "weights, and change them at the end of an epoch with load_state_dict(state, amend=True)"
-            )
         count = epoch.samples or sum(counts[name] for name in used)
         check_lanes(lanes, global_batch_size, count)
         if epoch.samples and weights is None:

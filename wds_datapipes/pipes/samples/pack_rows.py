@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
+from wds_datapipes.arguments import check_fields
 from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.inspection import sources_of
@@ -27,7 +28,8 @@ class RowPacker(Buffer, FunctionStage[Sample]):
     Yields:
         dict: a row: ``__key__``, the ``list`` of the keys of its samples; the ``fields``, as tensors or arrays, like
             those of the samples; ``position_ids`` (int64), the position of each token in its sequence; and, depending
-            on ``layout``, ``segment_ids`` (int64) or ``cu_seqlens`` (int32). Other fields of the samples are dropped.
+            on ``layout``, ``segment_ids`` (int64) or ``cu_seqlens`` (int32). Fields in ``lists`` become lists; others
+            are dropped.
 
     Args:
         source: yields the samples.
@@ -36,6 +38,8 @@ class RowPacker(Buffer, FunctionStage[Sample]):
         layout: ``"segment_ids"`` gives each token the number of its sequence, from 1, or 0 for padding.
             ``"cu_seqlens"`` gives the offsets of the sequences and the end of the last one, in the form that
             variable-length attention kernels expect.
+        lists: the names of other fields that a row has as a ``list`` of the values of its samples, such as images. If a
+            long sample is split, its first part has its values.
         pad: the value with which each field is padded to the length of a row, by field name, or one value for all
             fields. By default, rows are not padded.
 
@@ -64,11 +68,16 @@ class RowPacker(Buffer, FunctionStage[Sample]):
         self,
         source: IterDataPipe[Sample],
         *fields: str,
+        lists: Collection[str] = (),
         layout: Layout = "segment_ids",
         pad: float | Mapping[str, float] | None = None,
     ) -> None:
         pads = pad if pad is None or isinstance(pad, Mapping) else dict.fromkeys(fields, pad)
-        super().__init__(source, row_format=RowFormat(fields, 0, layout, pads, stage="pack_rows"))
+        check_fields(lists)
+        row_format = RowFormat(fields, 0, layout, pads, stage="pack_rows")
+        if repeated := {*lists} & {*fields, "__key__", "position_ids", layout}:
+            raise ValueError(f"lists names the field {min(repeated)!r}, which a row has anyway")
+        super().__init__(source, row_format=row_format, lists=tuple(lists))
 
     def __len__(self) -> int:
         """Return the number of rows of an epoch in this process, which stages in between cannot change."""

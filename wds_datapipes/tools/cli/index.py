@@ -11,6 +11,7 @@ from wds_datapipes.errors import plural
 from wds_datapipes.index.format.dataset_builder import build_indexes
 from wds_datapipes.index.format.manifest import Manifest, read_manifest, write_manifest
 from wds_datapipes.index.format.options import IndexOptions
+from wds_datapipes.index.format.parquet_columns import parquet_columns
 from wds_datapipes.index.format.user_columns import ComputeColumns
 from wds_datapipes.io.openers import redact
 from wds_datapipes.parallel.map_shards import collect_shards
@@ -35,6 +36,8 @@ def index(
     digest: bool = False,
     columns: Annotated[list[str] | None, metavar("NAME=PLACE", group=COLUMNS)] = None,
     field: Annotated[list[str] | None, metavar("FIELD", group=COLUMNS)] = None,
+    parquet: Annotated[FileOrUrl | None, metavar("FILE", group=COLUMNS)] = None,
+    key_column: Annotated[str, metavar("NAME", group=COLUMNS)] = "key",
     num_workers: Workers = None,
     options: ReadArguments = READ,
 ) -> None:
@@ -54,6 +57,8 @@ def index(
         columns: Store a value of each sample as a column of the index, such as label=cls or
             width=json.size.0; may be repeated. Or MODULE:FUNCTION, from a sample to a mapping of such values.
         field: A field that this function needs, by default all; may be repeated.
+        parquet: A Parquet file that has the columns of --columns, such as tokens=n_tokens, in a row for each key.
+        key_column: The column of this file with the keys.
     """
     is_own = to != "dali"
     if (to == "wids") is (output is None):
@@ -67,6 +72,10 @@ def index(
     computed = parse_columns(columns)
     if field and not callable(computed):
         raise WrongUse("--field names the fields that a function of --columns needs, so it requires one")
+    if parquet is not None:
+        if not isinstance(computed, dict):
+            raise WrongUse("--parquet requires --columns NAME=COLUMN, the columns of the file to store")
+        computed = parquet_columns(parquet, computed, key=key_column, storage_options=options.store)
     urls = options.list_shards(shards)
     if any(url == "-" or url.startswith("pipe:") for url in urls) and index_dir is None:
         raise WrongUse("Standard input and commands have no place for an index. Write the shard to a file first")
