@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -119,7 +120,7 @@ def _read(columns: ParquetColumns, version: object) -> tuple[dict[str, int], dic
         DuplicateKeyError: two rows have the same key.
     """
     parquet: Any = require("pyarrow.parquet", extra="parquet", purpose="read columns from Parquet files")
-    arrow: Any = require("pyarrow", extra="parquet", purpose="read columns from Parquet files")
+    arrow: Any = sys.modules["pyarrow"]
     local, name = local_path(columns.path), redact(columns.path)
     data = read_sidecar(columns.path, columns.storage_options) if local is None or not Path(local).is_file() else b""
     try:
