@@ -13,6 +13,8 @@ TOCTREE = re.compile(r"^(?P<colons>:{3,})\{toctree\}\n(?P<lines>.*?)^(?P=colons)
 INCLUDED = re.compile(r"^```\{literalinclude\} /(\S+)\n:caption: (\S+)\n(?::.*\n)*```$", re.MULTILINE)
 APPENDED = re.compile(r"^```\{include\} (\S+)\n(?::.*\n)*```$", re.MULTILINE)
 LINK = re.compile(r"!?\[((?:[^][]|\[[^]]*\])*)\]\([^)]*\)")
+#: The length up to which a first sentence says little.
+SHORT = 60
 #: Pages without a text of their own: the site has the docstrings that they show.
 AUTODOC = "{eval-rst}"
 
@@ -61,11 +63,12 @@ def _program(match: re.Match[str]) -> str:
 
 
 def summary_of(text: str) -> str:
-    """Return the first sentence below the title."""
+    """Return the first sentence below the title, or two if it is short."""
     below = re.sub(r"^(:{3,}|`{3,}).*?^\1$|^#[^\n]*$", "", text, flags=re.DOTALL | re.MULTILINE)
     paragraph = " ".join(LINK.sub(r"\1", below.strip().partition("\n\n")[0]).split())
-    sentence = re.split(r"(?<=[.?:])\s+(?=[A-Z`(])", paragraph)[0].removesuffix(":")
-    return "" if sentence.startswith("|") else sentence
+    first, *others = re.split(r"(?<=[.?:])\s+(?=[A-Z`(])", paragraph)
+    summary = " ".join((first, *others[: len(first) < SHORT])).removesuffix(":")
+    return "" if summary.startswith("|") else summary
 
 
 def write_llms(site: Path, address: str) -> None:
