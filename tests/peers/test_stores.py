@@ -240,11 +240,11 @@ def test_the_example_trains_on_a_dataset_of_the_hub(hub: dict[str, Any], tmp_pat
     (Hub.folder / "drawings").mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(EXAMPLES))
-        from hub_dataset import write_shards  # type: ignore[import-not-found]  # it is in no package
+        from hub_dataset import write_shards
 
         write_shards(Hub.folder / "drawings")
-    command = [sys.executable, EXAMPLES / "hub_dataset.py", "hf://datasets/me/data/drawings/*.tar"]
-    options = ["--revision", "main", "--epochs", "2", "--folder", tmp_path / "run"]
+    command = [sys.executable, str(EXAMPLES / "hub_dataset.py"), "hf://datasets/me/data/drawings/*.tar"]
+    options = ["--revision", "main", "--epochs", "2", "--folder", str(tmp_path / "run")]
     environ = {**os.environ, "HF_ENDPOINT": hub["endpoint"], "HF_TOKEN": hub["token"]}
     done = subprocess.run([*command, *options], env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
