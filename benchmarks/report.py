@@ -49,6 +49,7 @@ SECTIONS: dict[str, Callable[[Any], Section]] = {
     "training": loader_sections.section_of_training,
     "gpu": loader_sections.section_of_gpu,
     "ranks": sections.section_of_ranks,
+    "other_hosts": sections.section_of_other_hosts,
     "own_code": sections.section_of_own_code,
 }
 

@@ -21,6 +21,7 @@ __all__ = [
     "section_of_indexes",
     "section_of_memory",
     "section_of_merged_states",
+    "section_of_other_hosts",
     "section_of_own_code",
     "section_of_ranks",
     "section_of_runs",
@@ -252,6 +253,26 @@ def section_of_hosts(facts: Any) -> Section:
     """Return a table of figures: what they were, what they are, and what they should be."""
     title = f"{facts['ranks']} ranks with {facts['workers']} workers, {facts['shards']:,} shards"
     return Section(table((title, "before", "now", "goal"), facts["rows"]))
+
+
+def section_of_other_hosts(facts: Any) -> Section:
+    """Return tables of workers on other hosts: the median ratios within the rounds, and the CPU time per sample."""
+    if not facts:
+        return Section("")
+    rows = []
+    for title, found in {**facts["deliveries"], "JPEG to crops, two nodes": facts["crops"]}.items():
+        own = found["RayReadingService"]
+        for name, runs in found.items():
+            ratio, cpu = (
+                statistics.median(ours[column] / theirs[column] for ours, theirs in zip(own, runs, strict=True))
+                for column in (0, 1)
+            )
+            medians = [statistics.median(column) for column in zip(*runs, strict=True)]
+            rows.append((f"{title}: {name}", f"{medians[0]:,.0f}", f"{ratio:.2f}", f"{medians[1]:.1f}", f"{cpu:.2f}"))
+    headings = ("contender", "samples/s", "ours / it", "µs of CPU", "ours / it")
+    starts = [(name, f"{statistics.median(times_s):.1f}") for name, times_s in facts["starts"].items()]
+    first = table((f"first item of {facts['actors']} actors", "s"), starts)
+    return Section(f"{table(headings, rows)}\n\n{first}")
 
 
 def section_of_ranks(facts: Any) -> Section:

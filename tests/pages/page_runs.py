@@ -22,6 +22,7 @@ from page_blocks import CAPTION, FILE, ROOT, Block, blocks_of, tabs_of
 PAGES_OF_PEERS = {
     "dali": ["docs/how-to/feed-dali.md"],
     "nodes": ["docs/how-to/checkpoint-in-the-middle-of-an-epoch.md: torchdata.nodes"],
+    "ray": ["docs/how-to/preprocess-on-other-hosts.md"],
     "trainers": [
         "docs/how-to/find-the-bottleneck.md: Weights & Biases",
         "docs/how-to/find-the-bottleneck.md: TensorBoard",

@@ -18,6 +18,7 @@ from wds_datapipes.loading.data_parallel_group import Distributed
 from wds_datapipes.loading.service.service import ShardReadingService
 from wds_datapipes.loading.torchdata_api import extract_wrapper
 from wds_datapipes.loading.transport.serialization import takes
+from wds_datapipes.loading.workers.actor_connection import ActorConnection
 from wds_datapipes.loading.workers.pooled_items import RunningWorkers
 from wds_datapipes.loading.workers.remote_worker import RemoteWorker
 from wds_datapipes.loading.workers.worker import WorkerJob
@@ -50,7 +51,7 @@ class RayReadingService(ShardReadingService):
     Args:
         num_workers: the number of workers of this rank.
         worker_options: options of the actors, as for ``.options()`` of a Ray actor, such as ``num_cpus`` (1 by
-            default), ``resources``, ``scheduling_strategy`` or ``runtime_env``.
+            default), ``resources``, ``scheduling_strategy`` (``"SPREAD"`` by default) or ``runtime_env``.
         restart: whether a new worker replaces one that has died, with its host or alone, and continues with the very
             next item; or how many may replace each worker. One that dies three times before another of its items
             arrives is not replaced.
@@ -105,7 +106,8 @@ class RayReadingService(ShardReadingService):
         )
         if found := [name for name in FIXED if name in (worker_options or {})]:
             raise ValueError(f"worker_options must not contain {found[0]!r}, which the loader itself sets")
-        self.worker_options = {"num_cpus": 1, **(worker_options or {})}
+        # Not within the resources of the process that trains, as the children of an actor of Ray Train would be.
+        self.worker_options = {"num_cpus": 1, "scheduling_strategy": "SPREAD", **(worker_options or {})}
         self.restart = restart if isinstance(restart, bool) else check_integer("restart", restart, 0)
 
     def _start_pool(self, jobs: Sequence[WorkerJob], dispatching: WorkerJob | None) -> RunningWorkers:
@@ -142,19 +144,20 @@ class ActorPool:
     ) -> None:
         import ray
 
-        from wds_datapipes.loading.workers.actor_connection import ActorConnection  # which needs Ray
-
         if not ray.is_initialized():
             raise RuntimeError(
                 "A RayReadingService requires a connection to a Ray cluster, and this process has none. Call "
                 'ray.init("auto") on a host of the cluster, or ray.init() for a cluster of this host alone'
             )
         self._owner_pid = os.getpid()
-        pipe = ray.put(pickle_pipeline(extract_wrapper(jobs[0].pipe)))  # once for all workers
+        first = jobs[0]
+        code = pickle_code(extract_wrapper(first.pipe), first.init_fn, first.reset_fn)
         environment = {**ray.get_runtime_context().runtime_env, **(options.get("runtime_env") or {})}
         folder = None if "working_dir" in environment else str(Path.cwd())
         actor: Any = ray.remote(RemoteWorker).options(**options)
-        starts = [partial(actor.remote, replace(job, pipe=None), pipe, folder) for job in jobs]
+        stored = ray.put(code)  # once for all workers, and for those that replace them
+        plain = [replace(job, pipe=None, init_fn=None, reset_fn=None) for job in jobs]
+        starts = [partial(actor.remote, job, stored, folder) for job in plain]
         self.workers = [
             ActorConnection(f"Worker {number}", start, timeout_s, restarts) for number, start in enumerate(starts)
         ]
@@ -167,8 +170,8 @@ class ActorPool:
                 worker.close()
 
 
-def pickle_pipeline(pipe: Any) -> bytes:
-    """Return a pipeline for other hosts; functions of the main program are pickled by value.
+def pickle_code(pipe: Any, *functions: Any) -> bytes:
+    """Return a pipeline and functions for other hosts; those of the main program are pickled by value.
 
     Raises:
         PicklingError: a stage cannot be pickled; the message names it.
@@ -176,7 +179,7 @@ def pickle_pipeline(pipe: Any) -> bytes:
     from ray import cloudpickle
 
     try:
-        return bytes(cloudpickle.dumps(pipe))
+        return bytes(cloudpickle.dumps((pipe, *functions)))
     except Exception as error:
         parts = [(stage, *part) for stage in PipelineGraph(pipe).stages for part in vars(stage).items()]
         for stage, name, value in parts:

@@ -36,7 +36,14 @@ class MemoryPiece(Protocol):
 
 
 class Memory(Protocol):
-    """Memory for messages, such as a `SegmentPool`."""
+    """Memory for messages, such as a `SegmentPool`.
+
+    Attributes:
+        passes_arrays: whether the arrays of an item that has a message of its own are passed on as they are, because
+            the message is sent before the pipeline may change them.
+    """
+
+    passes_arrays: bool
 
     def take(self, size: int) -> MemoryPiece:
         """Return a piece of at least ``size`` bytes."""
@@ -79,6 +86,7 @@ class Bundle:
         self._counts: list[int] = []
         self._places: list[int] = []
         self._parts: list[bytes] = []
+        self._passed: list[Bytes] = []
         self._size = self._end = self.count = 0
         self.is_full = False
 
@@ -107,7 +115,10 @@ class Bundle:
         total = self._size + size
         if total > TOGETHER_BYTES and self.count:
             return False
-        if arrays:
+        if total > TOGETHER_BYTES and length + 2 * NUMBER * len(arrays) < INLINE // 2 and self.pool.passes_arrays:
+            self._passed = [np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in arrays]
+            self._places += [0] * 2 * len(arrays)
+        elif arrays:
             segment = self._segment = self._segment or self.pool.take(max(size, TOGETHER_BYTES))
             for each in arrays:
                 target = segment.memory[self._end : self._end + each.nbytes].view(each.dtype)
@@ -147,7 +158,7 @@ class Bundle:
             table.extend(self._counts)
             table.extend(self._places)
         body = [table.tobytes(), *self._parts]
-        begin = end = self._end
+        begin = end = self._end or sum(each.nbytes for each in self._passed)
         size = sum(map(len, body))
         if size > INLINE:
             segment = self._segment = self._segment or self.pool.take(size)
@@ -155,7 +166,7 @@ class Bundle:
                 segment.memory.data[end : end + len(part)] = part
                 end += len(part)
             body = []
-        segment_number, attached = -1, None
+        segment_number, attached = -1, self._passed or None
         if self._segment is not None:
             segment_number, attached = self._segment.number, self._segment.pass_on()
         header = Header(kind, epoch, number, len(self._places) // 2, segment_number, begin, begin + size, records)

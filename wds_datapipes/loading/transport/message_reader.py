@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, islice
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from wds_datapipes.loading.transport.protocol import HEADER, NUMBER, Header, Kind
 from wds_datapipes.loading.transport.serialization import unpack
 
@@ -19,7 +21,7 @@ class ReceivedMessage(NamedTuple):
         header: its header.
         body: the data that the header announces, unless it is in a segment.
         records: the positions of the pipeline after the items.
-        attached: its segment, if that came with it.
+        attached: its segment, or the list of its arrays, if these came with it.
     """
 
     header: Header
@@ -96,6 +98,8 @@ class MessageReader(ABC):
             return deque((pickled, ()) for pickled in pickles)
         places = zip(table[2 * count :: 2], table[2 * count + 1 :: 2], strict=True)
         parts: Iterator[Any] = (memory[begin : begin + size] for begin, size in places)
+        if isinstance(message.attached, list):
+            parts = (np.array(each).data for each in message.attached)
         if copies:
             pickles, parts = [bytes(each) for each in pickles], map(bytearray, parts)
         return deque((pickled, list(islice(parts, n))) for pickled, n in zip(pickles, table[count:], strict=False))

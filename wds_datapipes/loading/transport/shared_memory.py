@@ -88,6 +88,8 @@ class SegmentPool:
     A segment in use is never overwritten, no matter how many there are.
     """
 
+    passes_arrays = False
+
     def __init__(self) -> None:
         self.segments: dict[int, Segment] = {}
         self.free: list[Segment] = []

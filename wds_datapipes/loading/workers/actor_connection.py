@@ -17,6 +17,7 @@ from wds_datapipes.loading.report import LOGGER, WorkerReport
 from wds_datapipes.loading.transport.flow_control import CALLS_AHEAD, MAX_TOGETHER
 from wds_datapipes.loading.transport.message_reader import MessageReader, ReceivedMessage
 from wds_datapipes.loading.transport.protocol import HEADER, Header, Kind
+from wds_datapipes.loading.transport.receiver import keep_freed
 from wds_datapipes.loading.transport.shared_memory import Bytes
 from wds_datapipes.loading.transport.status_page import Work
 from wds_datapipes.loading.workers.connection import WorkerConnection
@@ -25,8 +26,8 @@ from wds_datapipes.loading.workers.remote_worker import Reply
 #: A worker that dies this many times in succession before another of its items arrives is not started again.
 MAX_DEATHS = 3
 
-#: The number of characters of Ray's description of a death in messages.
-DESCRIPTION = 300
+#: The number of characters from the beginning of Ray's description of a death, and from its end, in messages.
+DESCRIPTION = 200
 
 #: What is known of a worker before its first reply.
 NO_REPLY = Reply([], Work(), Counter(), "")
@@ -35,13 +36,18 @@ NO_REPLY = Reply([], Work(), Counter(), "")
 class ReplyReader(MessageReader):
     """Rebuilds the items in replies."""
 
+    def __init__(self) -> None:
+        self._kept = 0
+
     def memory_of(self, message: ReceivedMessage) -> memoryview:
         """Return the segment of a message: a copy if it has arrays, which may be kept and changed, unlike objects."""
         array: Bytes = np.array(message.attached, copy=message.header.arrays > 0)
         return array.data
 
     def take(self, header: Header) -> None:
-        """Do nothing: a message counts as taken when its reply is received."""
+        """Keep memory for messages of this size; it counts as taken since its reply was received."""
+        if header.size > self._kept:
+            self._kept = keep_freed(header.size)
 
     def credit(self) -> None:
         """Do nothing: each call is a credit."""
@@ -214,7 +220,9 @@ class ActorConnection(WorkerConnection):
         shard = f" The last shard that it is known to have opened is {shard}." if shard else ""
         text = " ".join(text_of(error).split())
         text = text.partition("The actor is dead because ")[2] or text  # after a list of IDs
-        text = text.partition(" Some common causes")[0][:DESCRIPTION].rstrip(". ")
+        text = text.partition(" Some common causes")[0].rstrip(". ")
+        if len(text) > 2 * DESCRIPTION:
+            text = f"{text[:DESCRIPTION]} ... {text[-DESCRIPTION:]}"
         return f"{self.name}{where} has died while its data was still needed ({type(error).__name__}: {text}).{shard}"
 
     def _sums(self) -> tuple[Work, Counter[str], Skipped]:

@@ -28,14 +28,14 @@ class Reply(NamedTuple):
     """The answer to a call.
 
     Attributes:
-        messages: the messages, each with the array that is its segment, or None. There are none if the worker is too
-            far ahead, or its epoch is over.
+        messages: the messages, each with the array that is its segment, the list of its arrays, or None. There are none
+            if the worker is too far ahead, or its epoch is over.
         work: what the worker has done.
         figures: its figures.
         shard: the last shard that it opened, or "".
     """
 
-    messages: list[tuple[bytes, Bytes | None]]
+    messages: list[tuple[bytes, Any]]
     work: Work
     figures: Counter[str]
     shard: str
@@ -60,6 +60,8 @@ class OwnPiece:
 
 class OwnMemory:
     """The memory for the messages of a reply. A large piece is used again for the next reply."""
+
+    passes_arrays = True
 
     def __init__(self) -> None:
         self._spare: OwnPiece | None = None
@@ -101,7 +103,7 @@ class ReplyWriter(MessageWriter):
         limits = {"window": job.window, "together": job.together}
         super().__init__(OwnMemory(), **limits, together_s=CALL_TOGETHER_S, name=f"{job.name} on host {host}")
         self._most, self._alone = job.together, alone
-        self.messages: list[tuple[bytes, Bytes | None]] = []
+        self.messages: list[tuple[bytes, Any]] = []
         self.begin(0)
 
     def call(self, epoch: int, taken: int, taken_bytes: int) -> None:
@@ -147,25 +149,26 @@ class ReplyWriter(MessageWriter):
         """Do nothing: a reply has its items when the call returns."""
 
     def _send(self, header: Header, body: Sequence[bytes] = (), attached: Any = None) -> None:
-        memory = None if attached is None else attached[: header.size]
-        self.messages.append((b"".join((HEADER.pack(*header), *body)), memory))
+        if isinstance(attached, np.ndarray):
+            attached = attached[: header.size]
+        self.messages.append((b"".join((HEADER.pack(*header), *body)), attached))
 
 
 class RemoteWorker:
     """Runs a pipeline as a worker process does, one call at a time.
 
     Args:
-        job: the job of the worker, without its pipeline.
-        pipe: the pickled pipeline.
+        job: the job of the worker, without the code of the user.
+        code: the pickle of its pipeline and of its two functions, which is opened where errors can be reported.
         folder: the working folder of the main process, which is entered if this host has it.
         alone: the number of its first items that have a message each.
     """
 
-    def __init__(self, job: WorkerJob, pipe: bytes, folder: str | None, alone: int) -> None:
+    def __init__(self, job: WorkerJob, code: bytes, folder: str | None, alone: int) -> None:
         torch.set_num_threads(1)
         if folder is not None and Path(folder).is_dir():
             os.chdir(folder)
-        self._job, self._pipe = job, pipe
+        self._job, self._code = job, code
         self._writer = ReplyWriter(job, socket.gethostname(), alone)
         self._worker: Worker | None = None
 
@@ -188,7 +191,8 @@ class RemoteWorker:
             writer.requests.append((epoch, request))
         try:
             if self._worker is None:
-                job = replace(self._job, pipe=pickle.loads(self._pipe))  # noqa: S301  the main process has made it
+                pipe, init_fn, reset_fn = pickle.loads(self._code)  # noqa: S301  the main process has made it
+                job = replace(self._job, pipe=pipe, init_fn=init_fn, reset_fn=reset_fn)
                 self._worker = Worker(job, writer)
         except Exception:  # noqa: BLE001  the main process raises it again
             writer.send(Kind.ERROR, writer.pack_error())

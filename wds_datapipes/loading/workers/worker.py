@@ -216,6 +216,7 @@ class Worker:
     ) -> None:
         """Begin an epoch; of a stream, at the position where the loop has left the previous one, if it has."""
         self.iterator = None  # closes the files of the previous epoch
+        self.reported = 0  # the last counts may have been in a message that the main process has dropped
         self.sender.begin(epoch)
         if self.dispatched is not None:
             self.dispatched.begin(epoch)
