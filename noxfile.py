@@ -382,7 +382,8 @@ def peers(session: nox.Session, peer: str) -> None:
         session.install(*pins, *group(peer))  # replaces the torchdata that is installed with this package
         session.run("pytest", "--doctest-modules", "wds_datapipes/integrations/nodes.py", "tests/earlier_releases")
     else:
-        session.install("-c", CONSTRAINTS, "-e", ".[yaml,cli]", *group(peer))
+        extras = "ray,cbor,msgpack,zst" if peer == "ray" else "yaml,cli"
+        session.install("-c", CONSTRAINTS, "-e", f".[{extras}]", *group(peer))
     if peer == "dali":
         session.run("pytest", "--doctest-modules", "wds_datapipes/integrations/dali.py")
     tests = sorted(Path("tests/peers").glob(f"test_{peer}*.py"))

@@ -110,7 +110,7 @@ def test_another_worker_takes_the_place_of_one_that_dies_after_any_reply(name: s
 
 def test_a_new_worker_sends_its_first_items_one_by_one() -> None:
     worker = worker_of(EXACT["keys"], together=256, alone=5)
-    counts = []
+    counts = list[int]()
     following: Any = request()
     while len(counts) < 6:
         items = list[Any]()
