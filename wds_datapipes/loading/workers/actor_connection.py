@@ -29,6 +29,9 @@ MAX_DEATHS = 3
 #: The number of characters from the beginning of Ray's description of a death, and from its end, in messages.
 DESCRIPTION = 200
 
+#: Ray sends smaller replies along with the answer to a call, and others are fetched from the store of their node.
+STORED_BYTES = 100_000
+
 #: What is known of a worker before its first reply.
 NO_REPLY = Reply([], Work(), Counter(), "")
 
@@ -165,10 +168,10 @@ class ActorConnection(WorkerConnection):
 
     def _take(self, reply: Reply) -> None:
         self._last = reply._replace(messages=[])
-        is_over = False
+        is_over, size = False, 0
         for data, attached in reply.messages:
             header = Header._make(HEADER.unpack_from(data))
-            is_over = is_over or header.kind in (Kind.END, Kind.ERROR)
+            is_over, size = is_over or header.kind in (Kind.END, Kind.ERROR), size + header.size
             if header.kind in (Kind.ITEMS, Kind.PLAIN_ITEMS):
                 self._taken += 1
                 self._taken_bytes += header.size
@@ -176,6 +179,8 @@ class ActorConnection(WorkerConnection):
             self._messages.append(ReceivedMessage.of(header, data, attached))
         if not is_over:
             self._call()
+        if size > STORED_BYTES:  # fetch the replies that are ready while the loop works
+            self._ray.wait([*self._calls], num_returns=len(self._calls), timeout=0)
 
     def _wait_s(self, limit_s: float, events: int) -> bool:  # noqa: ARG002  of every connection
         calls = [*self._calls]
