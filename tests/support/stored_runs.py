@@ -60,7 +60,7 @@ ON_RANKS = ("stream", "index")
 LOADERS: dict[str, Any] = {
     **({"DataLoader2": Service} if find_spec("torchdata.dataloader2") else {"nodes": Nodes}),
     "StatefulShards": Tracked,
-    "StatefulDataLoader": InStateful,
+    **({"StatefulDataLoader": InStateful} if find_spec("torchdata.stateful_dataloader") else {}),
 }
 
 
