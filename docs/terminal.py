@@ -61,8 +61,9 @@ def record(folder: Path) -> tuple[list[str], list[str]]:
     environ = {**os.environ, "PS1": "$ ", "PATH": f"{program}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     own, others = pty.openpty()
     command = ["/bin/bash", "--norc", "--noprofile", "-i"]
-    streams = {"stdin": others, "stdout": others, "stderr": others}
-    with subprocess.Popen(command, cwd=folder, env=environ, start_new_session=True, **streams) as bash:  # noqa: S603
+    with subprocess.Popen(  # noqa: S603  bash, and the script of the README
+        command, cwd=folder, env=environ, stdin=others, stdout=others, stderr=others, start_new_session=True
+    ) as bash:
         os.close(others)
         read_until(own, "$ ")
         os.write(own, b"python train.py\n")
