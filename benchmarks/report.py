@@ -46,6 +46,8 @@ SECTIONS: dict[str, Callable[[Any], Section]] = {
     "hosts": sections.section_of_hosts,
     "shuffle_quality": sections.section_of_shuffles,
     "bucketing": sections.section_of_buckets,
+    "packing": sections.section_of_packing,
+    "planning": sections.section_of_planning,
     "training": loader_sections.section_of_training,
     "gpu": loader_sections.section_of_gpu,
     "ranks": sections.section_of_ranks,

@@ -239,6 +239,42 @@ def section_of_buckets(facts: Any) -> Section:
     return Section(f"{padding}\n\n{contests.text}", contests.panels)
 
 
+def section_of_packing(facts: Any) -> Section:
+    """Return a table for each kind of sequences: padding, and the balance of steps."""
+    found = list[str]()
+    for kind, contenders in facts.items():
+        shapes = [name for name in next(iter(contenders.values())) if name != "seconds_per_sample"]
+        rows = [
+            [
+                name,
+                f"{each[shapes[0]]['padding']:.2%}",
+                *(f"{each[shape]['busiest']:.3f}, {each[shape]['likeness']:.2f}" for shape in shapes if each[shape]),
+                *("-" for shape in shapes if not each[shape]),
+                f"{each['seconds_per_sample'] * 1e6:.2f}",
+            ]
+            for name, each in contenders.items()
+        ]
+        headings = (kind, "padding", *(f"{shape}: busiest, likeness" for shape in shapes), "µs per sample")
+        found.append(table(headings, rows))
+    return Section("\n\n".join(found))
+
+
+def section_of_planning(facts: Any) -> Section:
+    """Return a table of what planning rows costs a process."""
+    rows = [
+        [
+            name,
+            f"{each['window']:,}",
+            f"{each['seconds_per_sample'] * 1e6:.2f}",
+            f"{each['longest_pause'] * 1e3:.1f}",
+            f"{each['resume'] * 1e3:.1f}",
+        ]
+        for name, each in facts["shapes"].items()
+    ]
+    headings = (f"ranks and rows of each, {facts['samples']:,} samples", "window", "µs per sample")
+    return Section(table((*headings, "longest pause (ms)", "resuming at the end (ms)"), rows))
+
+
 def section_of_merged_states(facts: Any) -> Section:
     """Return a table of what it costs to merge and load states."""
     text = (

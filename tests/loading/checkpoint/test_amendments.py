@@ -155,7 +155,7 @@ def indexed(shards: Any, weights: Any = None, batch: int = 4, **options: Any) ->
         (
             lambda: indexed("{0..3}.tar", epoch=EpochOptions(bucket_by=lambda index: [1] * len(index))),
             lambda: indexed("{0..4}.tar", epoch=EpochOptions(bucket_by=lambda index: [1] * len(index))),
-            "with bucket_by, only at the end of an epoch",
+            "with bucket_by or pack, only at the end of an epoch",
         ),
     ],
 )
