@@ -20,7 +20,7 @@ from sweeps import WHOLE
 
 from wds_datapipes import IndexedSamples, explain
 from wds_datapipes.errors import EmptySourceError, SampleSizeError, StateError
-from wds_datapipes.index import EpochOptions, IndexOptions, Manifest, Pack, build_indexes
+from wds_datapipes.index import EpochOptions, IndexOptions, Join, Manifest, Pack, build_indexes
 from wds_datapipes.index.order import row_plan
 from wds_datapipes.index.order.best_fit import pack_rows_of
 from wds_datapipes.index.order.row_columns import Samples, measure_rows
@@ -310,6 +310,29 @@ def test_a_run_resumes_without_planning_the_windows_before(
             rest, _ = on_ranks(Tracked, **known, ranks=ranks, state=state)
             assert steps_of(rest) == whole[cut:]
             assert len(planned_windows) <= ranks * lanes * 8, "each rank plans the last windows only"
+
+
+def test_joined_fields_are_packed_too(shards: str, tmp_path: Path) -> None:
+    for shard, size in enumerate(SIZES):
+        samples = [{"__key__": f"{shard}-{n}", "cls": f"{shard * 1000 + n}"} for n in range(0, size, 2)]
+        build_shard(tmp_path / f"{shard}.tar", samples[::-1])
+    known: dict[str, Any] = {"step": STEP, "remainder": "pad", "join": Join(f"{tmp_path}/{{0..5}}.tar", "skip")}
+    found: list[list[Any]] = []
+    for ranks in (1, 3):
+        rows = list[Any]()
+        for rank in range(ranks):
+            pipe = planned(shards, **known).set_seed(1)
+            pipe.groups = {2: (ranks, rank)}
+            rows += pipe.map_samples(with_class).pack_rows("tokens", lists=["class"])
+        found.append(sorted(((row["__key__"], row["class"]) for row in rows), key=str))
+    assert found[0] == found[1]
+    pairs = [pair for keys, classes in found[0] for pair in zip(keys, classes, strict=True)]
+    assert dict(pairs) == {f"{s}-{n}": s * 1000 + n for s, size in enumerate(SIZES) for n in range(0, size, 2)}
+    assert len(pairs) == len(dict(pairs))
+
+
+def with_class(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**as_tokens(sample), "class": int(sample["cls"])}
 
 
 def test_samples_that_cannot_be_read_leave_their_space_empty(tmp_path: Path) -> None:

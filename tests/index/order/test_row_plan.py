@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
 from typing import Any
 
@@ -163,6 +165,42 @@ def test_padding_has_no_tokens_and_lanes_with_more_rows_fill_the_last_steps(lane
     assert all(mark.tokens == 0 for mark in marks if mark.is_padding)
     tokens, costs = plan.measure(np.arange(count + 6))
     assert tokens[:count].sum() == lengths.sum() == costs.sum()
+
+
+#: Digests of plans, the same on every machine and with every release of Python and NumPy: a change breaks all states.
+GOLDEN = {
+    ("mixed", 1, "raise"): "cecf43ffb1ce14aa",
+    ("similar", 1, "raise"): "2d383cc206689e69",
+    ("mixed", 3, "split"): "31c714a947e1a7fc",
+    ("mixed", 1, "second"): "6be6eedf8fc42cf1",
+}
+
+
+def digest_of(balance: Any, lanes: int, how: str) -> str:
+    count = 700
+    numbers = np.arange(count, dtype=np.int64)
+    lengths = numbers * 7919 % 97 * (numbers % 13 + 1) % (3 * ROW if how == "split" else ROW) + 1
+    seconds = (numbers % 5).astype(np.int32) if how == "second" else None
+    pack = Pack(
+        length="length",
+        row=ROW,
+        window=90,
+        balance=balance,
+        long_samples="split" if how == "split" else "raise",
+        second=("second", 6) if how == "second" else None,
+    )
+    columns = RowColumns(lengths.astype(np.int32), lengths * lengths, seconds)
+    order = EpochOrder([300, 400], "global", seed=3, lanes=lanes)
+    starts = np.array([0, 300])
+    plan = RowPlan(order, starts, columns, pack, lanes=Lanes(count, 12, lanes), step=12, window=90, seed=5)
+    positions, marks = plan.expand(np.arange(len(plan)))
+    text = json.dumps([positions.tolist(), [[*map(int, mark)] for mark in marks]])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@pytest.mark.parametrize("case", GOLDEN)
+def test_a_plan_is_the_same_everywhere(case: tuple[Any, int, str]) -> None:
+    assert digest_of(*case) == GOLDEN[case]
 
 
 def test_a_window_has_about_sixteen_steps_but_is_planned_quickly() -> None:
