@@ -33,6 +33,15 @@ def test_the_demo_trains_on_shards_that_it_writes(
     assert script in done.out
 
 
+def test_a_script_that_was_changed_is_not_replaced(program: Any, folder: Path) -> None:
+    Path("train.py").write_text(demo.SCRIPT.replace("EPOCHS = 8", "EPOCHS = 80"))
+    done = program("demo", "--output-dir", ".")
+    assert done.code == 2
+    assert done.err.startswith("Error: train.py is not the script of this demo, which would replace it. Run it with ")
+    assert [path.name for path in folder.iterdir()] == ["train.py"]
+    assert "EPOCHS = 80" in Path("train.py").read_text()
+
+
 def test_a_folder_that_cannot_be_created_and_a_missing_package_are_errors(
     program: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

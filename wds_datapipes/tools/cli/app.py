@@ -157,7 +157,8 @@ def parse(arguments: Sequence[str]) -> tuple[Callable[..., Any], inspect.BoundAr
     available_options.clear()
     if command is commands[-1].default_command:
         available_options.update(options_of(commands[-1]))
-    elif commands[-1].default_command is None:  # a list of commands, with the first lines of their docstrings
+    shown = " ".join(word for word in names if not word.startswith("-"))
+    if command.__name__ == "help_print" and shown not in COMMANDS:  # a list, with the first lines of their docstrings
         for name in COMMANDS:
             find_command(name)
     return command, bound

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 from wds_datapipes.extras import DATALOADER2, require
+from wds_datapipes.tools.cli.errors import WrongUse
 from wds_datapipes.tools.cli.options.values import metavar, wrong_use
 from wds_datapipes.types import Sample
 from wds_datapipes.writing.tar_writer import TarWriter
@@ -34,8 +35,13 @@ def demo(*, output_dir: Annotated[Path, metavar("DIR")] = Path("wds-datapipes-de
     require("torchdata.dataloader2", release=DATALOADER2, purpose="train with DataLoader2")
     with wrong_use("--output-dir: ", OSError):
         output_dir.mkdir(parents=True, exist_ok=True)
-    first, *_ = write_photographs(output_dir)
     script = output_dir / "train.py"
+    if script.exists() and script.read_text(encoding="utf-8") != SCRIPT:
+        raise WrongUse(
+            f"{script} is not the script of this demo, which would replace it. Run it with python, move it, or choose "
+            f"another folder with --output-dir"
+        )
+    first, *_ = write_photographs(output_dir)
     script.write_text(SCRIPT)
     sys.stdout.write(
         f"Wrote {TRAIN_SHARDS} + {TEST_SHARDS} shards of photographs to {output_dir}\n"

@@ -30,9 +30,9 @@ def images(
 ) -> None:
     """Create shards from a folder of images.
 
-    Each subfolder is a class, and the field cls is its number. The class names are written to classes.json next to the
-    shards. Files are copied unchanged unless --function transforms the samples. The shards do not depend on the number
-    of workers.
+    Each subfolder is a class, and the field cls is its number. The class names are written next to the shards, to
+    photos-classes.json for photos-%03d.tar. Files are copied unchanged unless --function transforms the samples. The
+    shards do not depend on the number of workers.
 
     Args:
         folder: A folder of images.
