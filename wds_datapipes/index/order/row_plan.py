@@ -21,6 +21,8 @@ from wds_datapipes.seeds import derived_seed
 
 #: The steps in a window, and its maximum number of samples, by default: planning more would pause a worker.
 STEPS, MAX_WINDOW = 16, 1 << 15
+#: The numbers of windows and of steps that are kept for each lane.
+KEPT = 4
 #: The maximum number of lanes whose rows a state counts: about 1 KiB.
 MAX_LANES = 128
 
@@ -67,6 +69,8 @@ class RowPlan:
         order: finds samples by the positions that `expand` returns.
         step: the number of rows in a step.
         row: the maximum number of tokens in a row.
+        is_complete: whether the rows of all windows are known.
+        rows_known: the number of rows that are known, in steps with as many rows from each lane.
     """
 
     def __init__(
@@ -89,24 +93,22 @@ class RowPlan:
         self._counts: list[int] = (-(-np.diff(lanes.starts) // max(window // len(lanes), 1))).tolist()
         #: For each lane, the number of rows before each window that is known, from window ``_first`` on.
         self._before, self._first = [[0] for _ in self._counts], 0
+        self._note_progress()
         self._packed = OrderedDict[tuple[int, int], PackedWindow]()
+        self._orders = OrderedDict[tuple[int, int], Numbers]()
         self._steps = OrderedDict[tuple[int, int], list[tuple[int, int]]]()
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the rows of all windows are known."""
-        return all(len(known) > count - self._first for known, count in zip(self._before, self._counts, strict=True))
-
-    @property
-    def rows_known(self) -> int:
-        """The number of rows that are known, in steps with as many rows from each lane."""
-        return min(known[-1] for known in self._before) // self._own * self.step
 
     def extend(self) -> None:
         """Plan the next window of each lane."""
         for lane, (known, count) in enumerate(zip(self._before, self._counts, strict=True)):
             if (number := self._first + len(known) - 1) < count:
                 known.append(known[-1] + len(self._window_of(lane, number).ends))
+        self._note_progress()
+
+    def _note_progress(self) -> None:
+        ends = zip(self._before, self._counts, strict=True)
+        self.is_complete = all(self._first + len(known) > count for known, count in ends)
+        self.rows_known = min(known[-1] for known in self._before) // self._own * self.step
 
     def window_at(self, row: int) -> list[int]:
         """Return the window with which planning may begin to find a row, and the number of earlier rows of each lane.
@@ -134,6 +136,7 @@ class RowPlan:
         if len(before) != len(self._before) or not 0 <= window <= max(self._counts) or min(before) < 0:
             raise ValueError(f"a plan of {len(self._before)} lanes cannot begin with {[window, *before]!r:.100}")
         self._before, self._first = [[rows] for rows in before], window
+        self._note_progress()
 
     def __len__(self) -> int:
         """Return the number of rows in the epoch, after planning the windows that are not known."""
@@ -206,20 +209,26 @@ class RowPlan:
             at = bisect_right(known, begin + len(rows)) - 1
             window = self._first + at
             packed = self._window_of(lane, window)
-            arranged = self._arrange(lane, window, packed)[begin + len(rows) - known[at] :][: end - begin - len(rows)]
+            arranged = self._arranged(lane, window, packed)[begin + len(rows) - known[at] :][: end - begin - len(rows)]
             windows += [window] * len(arranged)
             rows += arranged.tolist()
             costs.append(packed.costs[arranged])
-        order = balance_ranks(np.concatenate(costs)).tolist()
+        order = balance_ranks(np.concatenate(costs)).tolist() if len(rows) > 1 else [0] * len(rows)
         found = self._steps[lane, step] = [(windows[at], rows[at]) for at in order]
-        while len(self._steps) > 4 * len(self._before):
+        while len(self._steps) > KEPT * len(self._before):
             self._steps.popitem(last=False)
         return found
 
-    def _arrange(self, lane: int, window: int, packed: PackedWindow) -> Numbers:
-        seed = None if self._seed is None else derived_seed("steps of rows", self._seed, lane, window)
-        first = self._before[lane][window - self._first]
-        return arrange_rows(packed.costs, first=first, step=self._own, balance=self._pack.balance, seed=seed)
+    def _arranged(self, lane: int, window: int, packed: PackedWindow) -> Numbers:
+        """Return the rows of a window in the order in which steps take them; the most recent orders are kept."""
+        if (found := self._orders.get((lane, window))) is None:
+            seed = None if self._seed is None else derived_seed("steps of rows", self._seed, lane, window)
+            first, balance = self._before[lane][window - self._first], self._pack.balance
+            found = arrange_rows(packed.costs, first=first, step=self._own, balance=balance, seed=seed)
+            self._orders[lane, window] = found
+            while len(self._orders) > KEPT * len(self._before):
+                self._orders.popitem(last=False)
+        return found
 
     def _window_of(self, lane: int, number: int) -> PackedWindow:
         """Return a window; the most recently used ones are kept."""
@@ -230,7 +239,7 @@ class RowPlan:
         cuts = [first + at * (end - first) // self._counts[lane] for at in (number, number + 1)]  # none is much shorter
         packed = self._pack_window(np.arange(*cuts))
         self._packed[lane, number] = packed
-        while len(self._packed) > 4 * len(self._before):
+        while len(self._packed) > KEPT * len(self._before):
             self._packed.popitem(last=False)
         return packed
 

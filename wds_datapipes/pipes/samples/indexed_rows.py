@@ -44,7 +44,8 @@ class IndexedRows(SharedSamples):
 
     _readers: ProcessReaders
     _planned: tuple[int, ...] = ()  # where a loaded state begins to plan; see `RowPlan.window_at`
-    _begun: tuple[int, tuple[int, ...]] = (-1, ())  # the last batch begun, and the same for its first row
+    #: The rows yielded, the last batch begun, and where planning begins for its first row.
+    _begun: tuple[int, int, tuple[int, ...]] = (0, -1, ())
     _part: int = 0  # how many samples of the next row this instance has yielded
     _known: Epoch = NO_EPOCH  # an epoch of the run, from which the seeds of others follow
     _rows_of: dict[tuple[int, int], int]  # the numbers of rows in its epochs
@@ -146,11 +147,15 @@ class IndexedRows(SharedSamples):
         """Return where to begin to plan the batch that this instance has begun last, the same on every rank."""
         if self.plan is None or not self._done or self._rest.missing:
             return ()
+        if self._begun[0] == self._done:
+            return self._begun[2]
         share = self._share_of(self._instance, self._rest, ENDLESS)
         batch = share.batches_begun(self._done) - 1
-        if self._begun[0] != batch:
-            self._begun = batch, (*self.plan.window_at(self._rest.start + batch * share.batch),)
-        return self._begun[1]
+        found = self._begun[2]
+        if self._begun[1] != batch:
+            found = (*self.plan.window_at(self._rest.start + batch * share.batch),)
+        self._begun = self._done, batch, found
+        return found
 
     def load_state_dict(self, state: Mapping[str, Any], again: Awaited = NONE_AWAITED) -> None:
         """Load a state, from which the next iteration resumes.

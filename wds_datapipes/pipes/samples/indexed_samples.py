@@ -240,7 +240,7 @@ class IndexedSamples(IndexedRows):
             self._part, self._planned = 0, ()
         (done, self._rest, again), self._loaded = self._loaded or (0, WHOLE_EPOCH, NONE_AWAITED), None
         if self.plan is not None:
-            self._done, self._begun = done, (-1, ())
+            self._done, self._begun = done, (0, -1, ())
             if self._planned:
                 self.plan.begin_at(*self._planned)
             yield from self._read_rows(self.plan)
