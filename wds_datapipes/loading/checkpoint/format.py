@@ -98,7 +98,7 @@ class Checkpoint:
         is_of_worker: whether this is the state of a single worker of the rank; ``parts`` then has one element.
         is_drained: whether the epoch is over because the pipeline in the main process has ended, although the loader
             may hold its last items.
-        phases: the history of the run: records of its phases, see `wds_datapipes.index.order.phase_records`, and of the
+        phases: the history of the run: records of its phases, see `wds_datapipes.index.order.phase`, and of the
             samples that it excludes, see `Exclusions.extend`.
     """
 

@@ -15,8 +15,7 @@ from wds_datapipes.index.format.options import EpochOptions
 from wds_datapipes.index.order.batch_share import BatchShare, Remainder, RestOfEpoch
 from wds_datapipes.index.order.indexed_shards import IndexedShards
 from wds_datapipes.index.order.permutation import Numbers
-from wds_datapipes.index.order.phase import Phase
-from wds_datapipes.index.order.phase_records import check_amendment, phases_in, record_of
+from wds_datapipes.index.order.phase import Phase, check_amendment, phases_in, record_of
 from wds_datapipes.index.order.row_plan import RowPlan
 from wds_datapipes.index.order.sample_order import LaneOrder, Order
 from wds_datapipes.index.order.timeline import RunTimeline
