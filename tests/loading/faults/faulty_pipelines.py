@@ -223,7 +223,7 @@ def await_wait(*, is_main: bool = True) -> None:
     main = threading.main_thread().ident
     while True:
         stacks = {ident: [*functions(frame)] for ident, frame in sys._current_frames().items()}
-        if any(stack[0] == "connection.py _wait" for stack in stacks.values()) and (
+        if any(stack[0] == "process_connection.py _wait_s" for stack in stacks.values()) and (
             not is_main or "dataloader2.py __next__" in stacks[main or 0]
         ):
             return
