@@ -52,11 +52,6 @@ TABLE = [
         "how many items torch has seen a stage yield, and what changes while a stage is iterated",
     ),
     Adapted(
-        {"_original_response": "urllib3:HTTPResponse()"},
-        ("io/remote/http_request.py",),
-        "the response of http.client, which reads a body into a buffer as it arrives",
-    ),
-    Adapted(
         {"_get_default_store": "torch.distributed.distributed_c10d:_get_default_store"},
         ("io/once_per_host.py", "loading/distributed.py"),
         "the store that ranks meet at",

@@ -49,6 +49,12 @@ class Response:
     def __init__(self, status: int, headers: dict[str, str]) -> None:
         self.status, self.headers = status, headers
 
+    is_first = False
+
+    def answer(self) -> Response:
+        """Return itself, as the answer to a request."""
+        return self
+
     def close(self) -> None:
         """Do nothing: there is no connection."""
 

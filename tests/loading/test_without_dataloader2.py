@@ -96,7 +96,7 @@ def test_states_are_exchanged_with_a_program_without_dataloader2(
     for name in ("service", "check_resume"):
         assert found[name].startswith("MissingDependencyError: 'torchdata.dataloader2' is needed to ")
         assert advice in found[name]
-    assert found["missing from *"] == ["ShardReadingService"]
+    assert found["missing from *"] == ["RayReadingService", "ShardReadingService"]
     assert found["imported"] == []
     assert found["stages"] == descriptions(pipe().filter(bool).batch(3).collate())
 

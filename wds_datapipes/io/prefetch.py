@@ -193,7 +193,7 @@ class ShardPrefetcher(Iterable[T]):
 
     def _is_soon(self, current: int, reading: RemoteParts) -> bool:
         """Whether the parts of one more shard begin soon: what comes before it is less than the limit of its share."""
-        if not self._part_bytes:
+        if not self._part_bytes or self._expected_bytes <= self._part_bytes:  # its first part is all of it
             return True
         following = self._following(current)
         closed = sum(not fetch.is_open for fetch in following)

@@ -172,6 +172,13 @@ ARGUMENTS: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {
     "map_tuple": [given(one), given(two), given(None, one), given(one, None)],
     "mix_samples": [given(MockSamples({}, 3), **options) for options in ({}, {"stop": "all"}, {"weights": [1, 2]})],
     "non_empty": [given()],
+    "pack_rows": [
+        *(given(field) for field in ("cls", "txt")),
+        *(
+            given("cls", **options)
+            for options in ({"pad": 0}, {"pad": 1}, {"lists": ["txt"]}, {"layout": "cu_seqlens"})
+        ),
+    ],
     "pack_samples": [given(8, "txt"), given(9, "txt"), given(8, ("txt", "cls")), given(8, "txt", open_rows=3)],
     "rename": [given(a="b"), given(a="c"), given(b="a"), given(a="b", keep=False)],
     "rename_keys": [given(a="b"), given(("a", "b")), given(a="b", keep_unselected=True)],

@@ -211,7 +211,7 @@ class IndexedRows(SharedSamples):
     def _read_rows(self, plan: RowPlan) -> Iterator[Sample]:
         """Yield the samples of the rows of this instance, each with its mark."""
         marks, skipped = deque[RowMark](), self._part
-        policy = ErrorPolicy(self.counted_errors, "IndexedSamples")
+        policy = ErrorPolicy(self.counted_errors, type(self).__name__)
         marks_padding = self.remainder == "pad" or bool(self.exclusions) or not policy.always_raises
 
         def positions() -> Iterator[Numbers]:
