@@ -247,7 +247,8 @@ def test_an_example_learns_and_resumes_as_if_it_had_not_been_killed(name: str, p
     lines = whole.printed.splitlines()
     assert killed.printed.splitlines() == lines[: len(losses_of(killed))], step
     assert resumed.printed.splitlines() == lines[-len(losses_of(resumed)) :], step
-    assert 1 < min(losses_of(resumed)) <= step + 1
+    # Rank 0 may finish and save the step at whose end rank 1 was killed, if the gradients had been exchanged.
+    assert 1 < min(losses_of(resumed)) <= step + 2
     if "IndexedSamples" in (EXAMPLES / f"{name}.py").read_text():
         alone = run("on one rank", ranks=1)
         assert alone.codes == [0], alone.errors

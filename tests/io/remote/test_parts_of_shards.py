@@ -90,12 +90,15 @@ def test_the_rest_of_a_shard_comes_in_parts_after_a_resume(site: Site) -> None:
     site.asked.clear()
     (resumed := loader()).load_state_dict(state)
     assert [sample["__key__"] for sample in resumed] == keys[3:]
-    ranges = [headers["Range"].removeprefix("bytes=") for _, headers in site.asked if "Range" in headers]
-    begins = sorted(int(each.partition("-")[0]) for each in ranges)
-    assert begins[0] == 0  # the first header shows the format
-    start = begins[1]
-    assert begins[1:] == [*range(start, len(site.body), 2 * MIB)]
-    assert len(begins) > 3
+    begins = {
+        int(headers["Range"].removeprefix("bytes=").partition("-")[0])
+        for _, headers in site.asked
+        if "Range" in headers
+    }
+    # Late requests of the first loader are for its own parts; that at 0 shows the format.
+    rest = sorted(begin for begin in begins if begin % (2 * MIB))
+    assert rest == [*range(rest[0], len(site.body), 2 * MIB)]
+    assert len(rest) > 2
 
 
 @pytest.mark.parametrize(("count", "before"), [(2, 2), (9, 2)])
