@@ -24,7 +24,7 @@ from rich.text import Text
 from wds_datapipes.tools.cli.demo import write_photographs
 
 PICTURE = ROOT / "docs/images/killed.svg"
-#: The script saves every so many steps; it is killed once it has printed this step.
+#: The script saves a checkpoint every `SAVES` steps, and is killed after printing step `KILLED_AT`.
 SAVES, KILLED_AT = 20, 46
 #: The file of the picture, whose text has the fonts of the reader.
 SVG = """\

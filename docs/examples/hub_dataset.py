@@ -1,4 +1,4 @@
-"""Train on tar shards of the Hugging Face Hub, of which copies are kept on a local disk.
+"""Train on tar shards on the Hugging Face Hub, cached on a local disk.
 
 Run ``python hub_dataset.py "hf://datasets/USER/NAME/train-*.tar" --revision COMMIT --folder run`` with shards whose
 samples have ``jpg`` or ``png``, and ``cls``, and again after a crash: it resumes with the very next batch. It needs the

@@ -116,7 +116,7 @@ def load_file(run: Run, folder: Path) -> None:
 
 
 def save_parts(run: Run, folder: Path) -> None:
-    """Save a checkpoint of which each rank writes a part; the file `latest` names it once it is complete."""
+    """Save a distributed checkpoint; the file `latest` names it once it is complete."""
     model, optimizer = get_state_dict(run.model, run.optimizer)
     data = run.loader.state_dict() if run.read == "index" else texts_of(run.loader)  # that of all ranks, or of this one
     state = {"model": model, "optimizer": optimizer, "epoch": run.epoch, "step": run.step, **data}

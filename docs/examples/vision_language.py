@@ -36,7 +36,7 @@ PATCH, MOST_PATCHES, WIDTH = 8, 49, 64
 ENCODER_COST = 0.5
 #: A document begins with BEGIN, IMAGE stands for a patch, and other tokens are bytes.
 BEGIN, IMAGE = 1, 2
-#: How checkpoints hold the parameters, of which each rank has a part.
+#: Checkpoints contain the full parameters, which are sharded across ranks.
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
