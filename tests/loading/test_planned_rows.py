@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from functools import partial
 from itertools import chain, islice, zip_longest
 from math import nan
 from pathlib import Path
@@ -287,6 +288,24 @@ def test_a_state_within_a_row_resumes_there_but_only_on_the_same_ranks(shards: s
         assert [*head, *run.epoch()] == whole
     with closing(Tracked(samples, 2, state)) as run, pytest.raises(StateError, match="in the middle of a planned row"):
         [*run.epoch()]
+
+
+@pytest.mark.parametrize("lost", ["first", "middle", "last", "every"])
+@pytest.mark.parametrize("kind", [*KINDS.values()])
+def test_a_stage_that_drops_whole_rows_is_an_error(shards: str, kind: Any, lost: str) -> None:
+    whole = [row.split("+") for step in steps_of(on_ranks(Tracked, shards)[0]) for row in step]
+    dropped = {"first": whole[0], "middle": whole[20], "last": whole[-1], "every": EVERY}[lost]
+
+    def build() -> Any:
+        samples = planned(shards, STEP).map_samples(as_tokens)
+        return samples.filter(partial(is_kept, dropped)).pack_rows("tokens").batch(STEP)
+
+    with closing(kind(build, 1)) as run, pytest.raises(SampleSizeError, match="Between IndexedSamples and"):
+        [*run.epoch()]
+
+
+def is_kept(dropped: list[str], sample: dict[str, Any]) -> bool:
+    return sample["__key__"] not in dropped
 
 
 @pytest.mark.parametrize("lanes", [1, 4])

@@ -47,6 +47,7 @@ class IndexedRows(SharedSamples):
     #: The rows yielded, the last batch begun, and where planning begins for its first row.
     _begun: tuple[int, int, tuple[int, ...]] = (0, -1, ())
     _part: int = 0  # how many samples of the next row this instance has yielded
+    _first_row: int = 0  # how many rows it had yielded when this pass began
     _known: Epoch = NO_EPOCH  # an epoch of the run, from which the seeds of others follow
     _rows_of: dict[tuple[int, int], int]  # the numbers of rows in its epochs
 
@@ -204,13 +205,17 @@ class IndexedRows(SharedSamples):
         share = self._share()
         return share.whole_batches * share.size
 
+    def rows_read(self) -> int:
+        """Return the number of rows whose samples this pass has yielded."""
+        return self._done - self._first_row
+
     def expand(self, parts: Sequence[Numbers]) -> list[tuple[Numbers, list[RowMark]]]:
         """Return the positions in the latest epoch of the samples of some rows, part by part, and their marks."""
         return [] if self.plan is None else [*map(self.plan.expand, parts)]
 
     def _read_rows(self, plan: RowPlan) -> Iterator[Sample]:
         """Yield the samples of the rows of this instance, each with its mark."""
-        marks, skipped = deque[RowMark](), self._part
+        marks, skipped, self._first_row = deque[RowMark](), self._part, self._done
         policy = ErrorPolicy(self.counted_errors, type(self).__name__)
         marks_padding = self.remainder == "pad" or bool(self.exclusions) or not policy.always_raises
 
@@ -225,7 +230,7 @@ class IndexedRows(SharedSamples):
         with self._readers.open(self.counters) as reader:
             substitutes = Substitutes(self._shards, plan.order, reader.start)
             for sample, _, is_substitute in read_epoch(reader, positions(), substitutes, policy):
-                mark = marks.popleft()
+                mark = marks.popleft()._replace(turn=self.rows_read())
                 self._position, self._part = mark.row, mark.place + 1
                 if self._part == mark.samples:
                     self._done, self._part = self._done + 1, 0

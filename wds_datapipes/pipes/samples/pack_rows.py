@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 from wds_datapipes.arguments import check_fields
 from wds_datapipes.datapipes import IterDataPipe
@@ -45,8 +46,8 @@ class RowPacker(Buffer, FunctionStage[Sample]):
 
     Raises:
         MissingFieldError: a sample belongs to no row, or lacks one of the fields.
-        SampleSizeError: a row lacks a sample or has it twice, its samples are longer than the index says and do not fit
-            into it, or its fields are not such arrays.
+        SampleSizeError: a row is missing, lacks a sample or has it twice, its samples are longer than the index says
+            and do not fit into it, its fields are not such arrays, or they cannot have the value of ``pad``.
 
     Examples:
         >>> from wds_datapipes import IndexedSamples
@@ -81,13 +82,24 @@ class RowPacker(Buffer, FunctionStage[Sample]):
 
     def __len__(self) -> int:
         """Return the number of rows of an epoch in this process, which stages in between cannot change."""
+        if (stage := self._planner()) is None:
+            raise TypeError("RowPacker has no length, because IndexedSamples does not come before it")
+        return len(stage)
+
+    def items_of(self, source: Any) -> Iterable[Sample]:
+        """Yield the rows, and check at the end that each row has come that was read."""
+        planner = self._planner()
+        return self.function(source, **self._options.value, rows_read=None if planner is None else planner.rows_read)
+
+    def _planner(self) -> Any:
+        """Return the stage that plans the rows; None if it is unknown."""
         stage = self.source
         while not declared(stage).plans_rows():
             sources = [*sources_of(stage)]
             if len(sources) != 1:
-                raise TypeError("RowPacker has no length, because IndexedSamples does not come before it")
+                return None
             [stage] = sources
-        return len(stage)
+        return stage
 
     def needs_each_sample(self) -> bool:
         """Whether it refuses to go on if a stage before it has dropped a sample: a row would lack it."""
