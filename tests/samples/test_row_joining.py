@@ -23,10 +23,10 @@ def marked(key: str, length: int, *mark: Any, kind: Any = np.array, **fields: An
 
 def two_rows(kind: Any = np.array) -> Samples:
     return [
-        marked("1", 2, 7, 0, 2, 0, 2, True, 5, kind=kind),
-        marked("2", 3, 7, 1, 2, 0, 3, True, 5, kind=kind),
-        marked("3", 9, 8, 0, 2, 4, 3, False, 5, kind=kind),
-        marked("4", 1, 8, 1, 2, 0, 1, True, 5, kind=kind),
+        marked("1", 2, 7, 0, 2, 0, 2, True, 5, False, 0, kind=kind),
+        marked("2", 3, 7, 1, 2, 0, 3, True, 5, False, 0, kind=kind),
+        marked("3", 9, 8, 0, 2, 4, 3, False, 5, False, 1, kind=kind),
+        marked("4", 1, 8, 1, 2, 0, 1, True, 5, False, 1, kind=kind),
     ]
 
 
@@ -78,6 +78,8 @@ CHANGES: dict[str, tuple[Callable[[Samples], Samples], list[str]]] = {
         ["Row 7", "2 of 2", "'1'", "'3'"],
     ),
     "a whole row but its end is dropped": (lambda samples: samples[:2] + samples[3:], ["Row 8", "1 of 2", "'4'"]),
+    "a whole row is dropped": (lambda samples: samples[2:], ["1 row before row 8", "'3'"]),
+    "a whole row comes again": (lambda samples: [*samples, *samples[2:]], ["Row 8", "again", "'3'"]),
     "the last sample of all is dropped": (lambda samples: samples[:3], ["Row 8", "2 of 2", "'3'"]),
     "a sample comes twice": (lambda samples: samples[:1] + samples, ["row 7", "'1'", "twice"]),
     "samples are shuffled": (lambda samples: samples[::-1], ["Row 8", "1 of 2", "'4'"]),
@@ -94,8 +96,8 @@ def test_a_row_without_one_of_its_samples_is_an_error(change: str) -> None:
 def test_a_sample_that_is_longer_than_planned_is_an_error_unless_it_fits() -> None:
     samples = two_rows()
     samples[0]["tokens"] = np.ones(4, np.int64)
-    with pytest.raises(SampleSizeError, match=naming("Row 7", "'2'", "3", "5")):
-        rows_of(samples)
+    with pytest.raises(SampleSizeError, match=naming("Row 7", "5", "'1' of an unknown shard has 4", "2 were planned")):
+        rows_of(samples)  # the second one is as long as planned
     samples[1]["tokens"] = np.ones(1, np.int64)
     assert len(rows_of(samples)[0]["tokens"]) == 5
 
@@ -105,9 +107,29 @@ def test_samples_without_a_row_are_refused() -> None:
         rows_of([{"__key__": "1", "tokens": [1]}])
     with pytest.raises(MissingFieldError, match=naming("labels", "pack_rows")):
         rows_of(two_rows(), "tokens", "labels")
+    with pytest.raises(TypeError, match=naming("got a row", "once")):
+        list(IterableWrapper(two_rows()).pack_rows("tokens").pack_rows("tokens"))
+    with pytest.raises(TypeError, match=naming("'1'", "pack_rows", "pack=")):
+        list(IterableWrapper(two_rows()).pack_samples(5, "tokens"))
 
 
 def test_wrong_arguments_name_the_stage() -> None:
     for arguments in ((), ("a", "a"), ("position_ids",)):
         with pytest.raises(ValueError, match="pack_rows needs fields"):
             IterableWrapper([]).pack_rows(*arguments)
+    with pytest.raises(TypeError, match=naming('pack_rows("tokens", "labels")')):
+        IterableWrapper([]).pack_rows(["tokens"])
+    with pytest.raises(TypeError, match="pad must be a number"):
+        IterableWrapper([]).pack_rows("tokens", pad="0")
+
+
+@pytest.mark.parametrize("library", [np, torch])
+@pytest.mark.parametrize(("kind", "pad"), [("uint8", -100), ("int64", 0.5), ("int32", float("nan")), ("bool", 2)])
+def test_integers_are_not_padded_with_other_values(library: Any, kind: str, pad: float) -> None:
+    samples = [
+        {**each, "labels": library.ones(len(each["tokens"]), dtype=getattr(library, kind))} for each in two_rows()
+    ]
+    with pytest.raises(SampleSizeError, match=naming(f"pad={pad}", "'labels'", kind, "map_dict")):
+        rows_of(samples, "labels", "tokens", pad={"labels": pad, "tokens": 0})
+    rows = rows_of(samples, "labels", "tokens", pad={"labels": 1, "tokens": -100})
+    assert [row["labels"].tolist() for row in rows] == [[1] * 5] * 2

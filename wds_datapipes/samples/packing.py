@@ -7,6 +7,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -14,7 +15,14 @@ import numpy as np
 from wds_datapipes.arguments import check_choice
 from wds_datapipes.errors import SampleError, SampleSizeError
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError
-from wds_datapipes.samples.fields import PADDING_MARK, describe_sample, missing_field_error, not_a_sample_error
+from wds_datapipes.samples.fields import (
+    PADDING_MARK,
+    ROW_MARK,
+    WrongItemError,
+    describe_sample,
+    missing_field_error,
+    not_a_sample_error,
+)
 from wds_datapipes.samples.position_buffer import SampleBuffer
 from wds_datapipes.shards.position import SamplePosition
 from wds_datapipes.types import Sample
@@ -69,7 +77,8 @@ class RowFormat:
 
     def __post_init__(self) -> None:
         if not all(isinstance(name, str) for name in self.fields):
-            raise TypeError(f"fields must be names of fields, not {self.fields!r}")
+            example = '.pack_rows("tokens", "labels")' if self.stage == "pack_rows" else '["tokens", "labels"]'
+            raise TypeError(f"fields must be names of fields, as in {example}, not {self.fields!r}")
         added = ("__key__", "position_ids", *get_args(Layout))
         if not self.fields or len({*self.fields, *added}) < len(self.fields) + len(added):
             raise ValueError(f"{self.stage} needs fields with distinct names, other than {added}, not {self.fields}")
@@ -78,6 +87,8 @@ class RowFormat:
             raise ValueError('pad fills up rows with layout="segment_ids"; the offsets of "cu_seqlens" need no padding')
         if self.pad is not None and self.pad.keys() != {*self.fields}:
             raise ValueError(f"pad needs a value for each of the fields {self.fields}, not {dict(self.pad)}")
+        if wrong := [value for value in (self.pad or {}).values() if not isinstance(value, Real)]:
+            raise TypeError(f"pad must be a number, or one for each field by name, not {wrong[0]!r:.100}")
 
     def read(self, sample: Any) -> Piece:
         """Return the tokens of a sample.
@@ -102,7 +113,11 @@ class RowFormat:
         return piece
 
     def join(self, pieces: Sequence[Piece]) -> Sample:
-        """Return a row that consists of several sequences."""
+        """Return a row that consists of several sequences.
+
+        Raises:
+            SampleSizeError: a field of integers cannot have the value with which it is padded.
+        """
         lengths = [*map(len, pieces)]
         offsets = np.cumsum([0, *lengths])
         length = int(offsets[-1])
@@ -110,6 +125,7 @@ class RowFormat:
         row: Sample = {"__key__": [piece.key for piece in pieces]}
         for number, name in enumerate(self.fields):
             value = 0 if self.pad is None else self.pad[name]
+            _check_pad(value, name, pieces[0].arrays[number].dtype)
             row[name] = _concatenate([piece.arrays[number] for piece in pieces], missing, value)
         row["position_ids"] = np.zeros(length + missing, np.int64)
         row["position_ids"][:length] = np.arange(length) - np.repeat(offsets[:-1], lengths)
@@ -191,6 +207,9 @@ def pack_samples(
         on_error: the policy for samples that cannot be packed.
         buffer: the samples in rows that are not yielded; updated in place.
         position: returns the position of the last item of ``source``, if known.
+
+    Raises:
+        WrongItemError: a sample belongs to a planned row.
     """
     policy = ErrorPolicy(on_error, "pack_samples")
     max_length = row_format.max_length
@@ -203,6 +222,11 @@ def pack_samples(
         return row_format.join([piece for piece, _ in pieces])
 
     for sample in policy.counted(buffer.read(source, position)):
+        if isinstance(sample, dict) and ROW_MARK in sample:
+            raise WrongItemError(
+                f"pack_samples got {describe_sample(sample)} of a row that IndexedSamples has planned. Join it by "
+                ".pack_rows(), so that each rank has as many rows, or leave EpochOptions(pack=) out"
+            )
         try:
             piece = row_format.read(sample)
             if sample.get(PADDING_MARK):
@@ -270,6 +294,19 @@ def check_kinds(piece: Piece, kinds: list[tuple[type, Any]], sample: Sample, sta
         raise SampleSizeError(
             f"{stage} joins arrays of the same type, but {describe_sample(sample)} has {new}, and earlier samples "
             f"have {old}. Convert them first, for example with .map_dict()"
+        )
+
+
+def _check_pad(value: float, name: str, dtype: Any) -> None:
+    """Check that values of a type of NumPy or torch can pad a field: integers would wrap around."""
+    kind = str(dtype).removeprefix("torch.")
+    if kind != "bool" and "int" not in kind:
+        return
+    least, most = (0, 1) if kind == "bool" else (np.iinfo(kind).min, np.iinfo(kind).max)
+    if not (least <= value <= most and value == int(value)):
+        raise SampleSizeError(
+            f"pad={value} does not fit into the field {name!r}, whose values are {kind}. Pass another value, by field "
+            "name if only some fields need it, or convert the field first, for example with .map_dict()"
         )
 
 
