@@ -261,7 +261,7 @@ class PrefetchedStream(io.BufferedIOBase):
 
     def __init__(self, parts: RemoteParts, extend: Callable[[bool], None], release: Callable[[], None]) -> None:
         self._parts, self._extend, self._release = parts, extend, release
-        self._until_extend = parts.block_bytes
+        self._until_extend = 0  # with the first bytes, it is known what follows: the store has answered
 
     @property
     def etag(self) -> str | None:
