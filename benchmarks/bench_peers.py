@@ -57,7 +57,7 @@ from measures.images_in_s3 import compare_readers, readers_of
 #: The number of batches that a measurement needs, unless its figures do not matter.
 LEAST_BATCHES = 8
 #: The shards of images in S3.
-S3_SHARDS = PHOTOGRAPHS["IMG"]._replace(name="S3", shards=4, samples=192)
+S3_SHARDS = PHOTOGRAPHS["IMG"]._replace(name="S3", shards=4, samples=768)
 
 
 def selected(arguments: Namespace, first: str, kind: str) -> list[str]:

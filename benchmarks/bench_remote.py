@@ -4,7 +4,7 @@
 
 - **remote**: shards from a web server, as streams and by their indexes, by ours and webdataset.
 - **stores**: S3, in whole shards and in ranges, by ours, s3fs and obstore (measures/s3_clients.py).
-- **parts**: samples from S3, by the bytes that are read ahead, and by other loaders (measures/parts.py).
+- **parts**: samples from S3, by the bytes that are read ahead, and the size and number of parts (measures/parts.py).
 
 **remote**: The server runs on the same machine. It responds at once and at full speed ("near"), or after 10 or 100 ms
 with 100 MB/s per connection. Shards of 10 MB are read and grouped into samples, or also decoded, as a worker does in

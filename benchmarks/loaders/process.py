@@ -34,8 +34,8 @@ PROGRAMS = Path(__file__).resolve().parents[1]
 PAGE = 4096
 #: The time limit of a measurement in seconds, after which the loader counts as hanging.
 TIME_LIMIT_S = 300
-#: How often images are read from S3, once that has worked.
-PASSES = 2
+#: How long images are read from S3 at least, in seconds and whole passes, once that has worked.
+MIN_S = 1.0
 
 
 class Run(NamedTuple):
@@ -60,11 +60,11 @@ class Reading(NamedTuple):
     """What it takes to read the images of shards from S3.
 
     Attributes:
-        images: the number of images, in all passes.
+        images: the number of images of a pass.
         bytes: their size.
-        s: the time in seconds.
-        cpu_s: the CPU time in seconds, with that of commands.
-        requests: the requests of a pass.
+        s: the time of a pass in seconds.
+        cpu_s: its CPU time in seconds, with that of commands.
+        requests: its requests.
         connections: the largest number of connections in use at the same time.
     """
 
@@ -221,12 +221,14 @@ def _read_images(name: str, source: Any) -> Reading:
     address = os.environ["AWS_ENDPOINT_URL"]
     images = size = 0
     before, begin, cpu = count_requests(address), time.perf_counter(), cpu_seconds()
-    for _ in range(PASSES):
+    passes, elapsed = 0, 0.0
+    while elapsed < MIN_S:
         for image in read(Source(*source)):
             images, size = images + 1, size + len(image)
-    elapsed, spent = time.perf_counter() - begin, cpu_seconds() - cpu
-    after = count_requests(address)
-    return Reading(images, size, elapsed, spent, (after.requests - before.requests) / PASSES, after.at_once)
+        passes, elapsed = passes + 1, time.perf_counter() - begin
+    spent, after = cpu_seconds() - cpu, count_requests(address)
+    requests = (after.requests - before.requests) / passes
+    return Reading(images // passes, size // passes, elapsed / passes, spent / passes, requests, after.at_once)
 
 
 def _convert(name: str, urls: list[str], target: str) -> None:

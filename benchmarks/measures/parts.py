@@ -1,7 +1,7 @@
 """How fast does one process read from a distant store, by the number of bytes that it reads ahead?
 
 "stream" reads samples of S3 in the order of the shards, and "by index" in shuffled windows, each with a limit of the
-bytes ahead; others read as their users do (measures/images_in_s3.py). "connections" is the largest number of requests
+bytes ahead. bench_peers.py compares the defaults with other loaders. "connections" is the largest number of requests
 that the server answered at the same time.
 
 The sweep streams samples with each size and number of parts, and a limit that all parts together have. It sets
@@ -22,9 +22,9 @@ from harness.contest import in_turn
 from harness.datasets import PHOTOGRAPHS
 from harness.processes import in_child
 from harness.store import store
-from loaders.table import LOADERS, OURS, S3_REFERENCE
+from loaders.table import S3_REFERENCE
 
-from measures.images_in_s3 import S3_SERVERS, Reader, compare_readers, readers_of
+from measures.images_in_s3 import S3_SERVERS, Reader, compare_readers
 from wds_datapipes import ShardList
 
 __all__ = ["parts"]
@@ -40,12 +40,11 @@ LIMIT_S = 300.0
 
 
 def parts(arguments: Namespace) -> dict[str, Any]:
-    """Compare the limits of the bytes ahead, and other loaders; and the sizes and numbers of parts."""
+    """Compare the limits of the bytes ahead, beside webdataset; and the sizes and numbers of parts."""
     readers = {
         S3_REFERENCE: Reader(S3_REFERENCE),
         **{f"stream, {mib} MiB": Reader("ours, stream", mib << 20) for mib in STREAM_AHEAD},
         **{f"by index, {mib} MiB": Reader("ours, by index", mib << 20) for mib in INDEX_AHEAD},
-        **readers_of([name for name in LOADERS if not name.startswith(OURS)]),
     }
     return {
         "servers": compare_readers(readers, S3_REFERENCE, SHARDS, arguments),
