@@ -255,6 +255,52 @@ def test_an_example_learns_and_resumes_as_if_it_had_not_been_killed(name: str, p
         assert losses_of(alone) == pytest.approx({n: losses[n] for n in losses_of(resumed)}, rel=0.01, abs=0.01)
 
 
+@pytest.mark.timeout(4 * LIMIT_S)
+def test_the_stages_of_a_pipeline_have_the_same_rows_and_a_run_resumes_on_other_pipelines(
+    programs: Path, tmp_path: Path
+) -> None:
+    def run(folder: str, ranks: int, stages: int, *killing: str | Path) -> tuple[Done, list[list[list[str]]]]:
+        """Return the run, and the rows of each of its steps: those of one pipeline after those of another."""
+        script: list[str | Path] = [SCRIPTS / "recorded_rows.py", tmp_path / "rows", *killing]
+        script += [EXAMPLES / "pipeline_parallel.py", "--stages", str(stages)]
+        (tmp_path / folder).mkdir(exist_ok=True)
+        done = run_ranks(programs, ranks, *script, folder=tmp_path / folder)
+        assert killing or (done.codes, done.errors) == ([0] * ranks, [""] * ranks)
+        records = [(tmp_path / "rows" / str(rank)).read_text().splitlines() for rank in range(ranks)]
+        if not killing:
+            assert len({*map(len, records)}) == 1, "each rank has as many steps"
+        steps = []
+        for of_ranks in zip(*records, strict=not killing):
+            pipelines = [{*of_ranks[first : first + stages]} for first in range(0, ranks, stages)]
+            assert [*map(len, pipelines)] == [1] * len(pipelines), "all stages of a pipeline have the same rows"
+            steps.append([*chain.from_iterable(json.loads(rows) for [rows] in pipelines)])
+        return done, steps
+
+    def check(first: int, done: Done, steps: list[list[list[str]]]) -> None:
+        """Compare a run with the uninterrupted one of a single process, from some step on."""
+        assert steps == rows[first : first + len(steps)]
+        expected = {step: loss for step, loss in losses.items() if first < step <= first + len(losses_of(done))}
+        assert losses_of(done) == pytest.approx(expected, abs=0.01)
+
+    whole, rows = run("alone", 1, 1)
+    losses = losses_of(whole)
+    assert len(losses) == len(rows) > 24
+    assert sum([*losses.values()][-8:]) < 0.5 * sum([*losses.values()][:8])
+    for first, (ranks, stages, victim) in zip((0, 8), ((2, 2, 1), (4, 2, 2)), strict=True):
+        killed, begun = run(
+            "run", ranks, stages, SCRIPTS / "killed_at_step.py", str(victim), str(random.randrange(9, 15))
+        )
+        assert killed.codes[victim] == -9, killed.errors
+        assert 0 not in killed.codes
+        assert len(begun) > 9
+        check(first, killed, begun)
+    for ranks, stages in ((4, 4), (2, 1)):
+        copytree(tmp_path / "run", tmp_path / f"{stages}")
+        rest, steps = run(f"{stages}", ranks, stages)
+        assert len(steps) == len(rows) - 16
+        check(16, rest, steps)
+
+
 @pytest.mark.parametrize("name", ["detection_ragged_boxes", "hub_dataset", "video_clips"])
 def test_the_loss_of_an_example_falls(name: str, programs: Path, tmp_path: Path) -> None:
     command: list[str | Path] = [programs / "page", EXAMPLES / f"{name}.py", "--epochs", "3"]
