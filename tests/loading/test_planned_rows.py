@@ -19,7 +19,7 @@ from numbered_shards import key_of
 from packed_shards import as_tokens, joined_key, packed, planned, write_texts
 from sweeps import WHOLE
 
-from wds_datapipes import IndexedSamples, explain
+from wds_datapipes import IndexedSamples, explain, merge_states
 from wds_datapipes.errors import EmptySourceError, SampleSizeError, StateError
 from wds_datapipes.index import EpochOptions, IndexOptions, Join, Manifest, Pack, build_indexes
 from wds_datapipes.index.order import row_plan
@@ -273,6 +273,36 @@ def test_a_run_grows_at_the_end_of_an_epoch(shards: str) -> None:
         run.loader.reading_service.load_state_dict(state, amend=True)
         with pytest.raises(StateError, match="only at the end of an epoch"):
             run.epoch()
+
+
+def test_the_last_rows_that_ranks_share_unevenly_need_the_states_of_all(shards: str) -> None:
+    whole = on_ranks(Tracked, shards, remainder="keep")[0][0]
+    assert 0 < len(whole[-1]) < STEP, "the last step is not whole"
+    states = list[Any]()
+    for rank in range(4):
+        build = lambda: packed(shards, STEP, 4, remainder="keep")  # noqa: E731
+        with closing(Tracked(build, 0, distributed=(rank, 4))) as run:
+            [*islice(run.epoch(), len(whole) - 1)]
+            states.append(run.state())
+    rest, _ = on_ranks(Service, shards, 2, 0, None, merge_states(states), remainder="keep")
+    assert sorted(chain.from_iterable(rows for [rows] in rest)) == sorted(whole[-1])
+    with pytest.raises(StateError, match=naming("last batch is not whole", "merge_states")):
+        on_ranks(Service, shards, 2, 0, None, states[1], remainder="keep")
+
+
+def test_a_shuffle_of_rows_is_not_to_be_put_where_it_would_break_them(shards: str) -> None:
+    def build(ranks: int) -> Any:
+        rows = planned(shards, STEP).map_samples(as_tokens).pack_rows("tokens")
+        return rows.shuffle_samples(5).batch(STEP // ranks)
+
+    with closing(Service(lambda: build(1), 0)) as run:
+        next(run.epoch())
+        state = run.state()
+    with (
+        pytest.raises(StateError, match=naming("SampleShuffler", "Leave it out")),
+        closing(Service(lambda: build(2), 0, state, distributed=(0, 2))) as run,
+    ):
+        next(run.epoch())
 
 
 def test_a_state_within_a_row_resumes_there_but_only_on_the_same_ranks(shards: str) -> None:

@@ -205,9 +205,11 @@ def _check_declarations(stage: Any, known: Role, later_stages: Sequence[Any]) ->
     """
     reader = next((each for each in reversed(later_stages) if declared(each).rereads_samples), None)
     if known.combines_samples and reader is not None:
+        is_planned = known.needs_each_sample()
+        advice = "Leave it out, as the source shuffles the rows" if is_planned else f"Put it before {call_of(stage)}"
         raise StateError(
             f"{name_of(reader)} records the positions of the individual samples that it holds back, but it comes "
-            f"after {call_of(stage)}. Put it before {call_of(stage)}"
+            f"after {call_of(stage)}. {advice}"
         )
     if not (known.has_state or known.is_stateless):
         raise StateError(_refusal(stage, known))

@@ -29,6 +29,8 @@ from wds_datapipes.types import Instance
 
 #: The maximum number of ranks of a run.
 MAX_RANKS = 1 << 20
+#: Why the state of a rank is not that of all if that depends only on the position.
+AT_THE_END = "each rank has its own state at the end of an epoch whose last batch is not whole"
 
 
 @checks_calls
@@ -258,7 +260,7 @@ def _are_of_all(saved: Sequence[Checkpoint]) -> bool:
 def check_complete(saved: Sequence[Checkpoint], pipe: Any = None) -> None:
     """Check that the states are those of all ranks, in the same epoch; ``pipe`` explains why one does not suffice."""
     if not _are_of_all(saved):
-        why = "" if pipe is None else f", as {difference_of_ranks(pipe)}"
+        why = "" if pipe is None else f", as {difference_of_ranks(pipe) or AT_THE_END}"
         raise StateError(
             f"There are states of {', '.join(sorted(each.owner for each in saved))}. Resuming with a different number "
             f"of ranks or workers requires one state per rank: merge_states([...]){why}"
@@ -300,7 +302,7 @@ def check_ranks(loaded: Sequence[Checkpoint], instance: Instance, pipe: Any = No
     if not own:
         raise StateError(
             f"This is the state of {loaded[0].owner}, but it was loaded on {here}"
-            f"{'' if pipe is None else f', and {difference_of_ranks(pipe)}'}. {ADVICE}"
+            f"{'' if pipe is None else f', and {difference_of_ranks(pipe) or AT_THE_END}'}. {ADVICE}"
         )
     if own[0].is_over and pipe is not None and not _ends_together(pipe):
         raise StateError(
