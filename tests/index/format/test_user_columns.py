@@ -79,7 +79,7 @@ def test_only_the_fields_of_paths_are_read(tmp_path: Path) -> None:
     ):
         with pytest.raises(MissingFieldError, match=f"The column of '{place}' has no value: .*{message}"):
             build_index(url, columns={"new": place})
-    with pytest.raises(TypeError, match=naming("'new'", "list")):
+    with pytest.raises(MissingFieldError, match=naming("'meta.json.a'", "'x'", "[", "length", "function")):
         build_index(url, columns={"new": "meta.json.a"})
     wrong: Any
     for wrong in ({"label": 1}, {"": "cls"}, "cls", ["cls"]):

@@ -68,13 +68,21 @@ def test_the_command_prints_rows(folder: Any, program: Any) -> None:
     assert f"{facts['samples']}" in run.lines[0]
     for wrong, named in (
         ("length=length", "row"),
-        ("length=length,row=x", "x"),
+        ("length=length,row=8k", "row must be an integer, such as 8192, not '8k'"),
+        ("length=length,row=9,second=one", "second must be COLUMN:LIMIT"),
+        ("length=length,row=9,second=one:x", "the limit of second must be an integer"),
         ("length=length,row=9,pad=1", "pad"),
-        ("length=tokens,row=9", "tokens"),
+        (
+            "length=tokens,row=9",
+            f"Error: {shards.replace('{0..2}', '0')}.wdsidx has no column 'tokens', only ['length', ",
+        ),
+        ("length=tokens,row=9", "index --columns"),
         ("length=length,row=3", "long_samples"),
     ):
         run = program(*arguments, wrong)
         assert run.code
         assert named in run.err
+    run = program(*arguments, f"length=length,row={ROW}", "--hosts", "3")
+    assert "16 is not divisible by the 12 ranks of this run (--hosts 3, --ranks-per-host 4)" in run.err
     run = program(*arguments, f"length=length,row={ROW}", "--compare", "lanes=1,2")
     assert "--compare" in run.err

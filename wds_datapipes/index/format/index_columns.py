@@ -39,7 +39,10 @@ class NamedColumns(dict[str, "npt.NDArray[Any]"]):
             return np.empty(0)
         known = sorted(self.keys() - COLUMNS.keys())
         only = f", only {known}" if known else ""
-        raise KeyError(f"{self.index_name} has no column {name!r}{only}. Build it with build_indexes(columns=...)")
+        raise KeyError(
+            f"{self.index_name} has no column {name!r}{only}. Build it with `wds-datapipes index --columns` or "
+            "build_indexes(columns=...)"
+        )
 
 
 def check_columns(columns: dict[str, npt.NDArray[Any]]) -> None:

@@ -73,12 +73,14 @@ class FieldColumns:
             ):
                 raise _missing_error(path, f"{describe_sample(sample)} has {value!r:.100}, which has no {key!r}")
             value = value[int(key) if is_array else key]
+        if not isinstance(value, bool | int | float | str | np.generic):
+            raise _missing_error(path, f"{describe_sample(sample)} has {value!r:.100}, not a number or a text")
         return value
 
 
 def _missing_error(path: str, found: str) -> MissingFieldError:
     return MissingFieldError(
-        f"The column of {path!r} has no value: {found}. To store another value then, pass a function"
+        f"The column of {path!r} has no value: {found}. To store another value then, such as a length, pass a function"
     )
 
 

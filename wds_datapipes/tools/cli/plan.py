@@ -108,6 +108,12 @@ def plan(
         raise WrongUse("--plot requires --compare, whose plans it draws")
     if pack and compare:
         raise WrongUse("--pack prints the rows of one plan, so it excludes --compare")
+    if not compare and options.global_batch_size % options.ranks:
+        hosts = f"--hosts {options.hosts}, --ranks-per-host {options.ranks_per_host}"
+        raise WrongUse(
+            f"--global-batch-size {options.global_batch_size} is not divisible by the {plural(options.ranks, 'rank')} "
+            f"of this run ({hosts}). Choose other numbers"
+        )
     manifest = find_manifest(dataset, stores, index_dir)
     if pack:
         access = AccessOptions(index_dir=index_dir, indexes="require", storage_options=stores.store)
@@ -166,11 +172,19 @@ def parse_pack(text: str) -> Pack:
     if missing := {"length", "row"} - pairs.keys():
         raise WrongUse(f"--pack lacks {min(missing)}=: {rule}")
     with wrong_use("--pack: "):
-        pairs |= {name: int(pairs[name]) for name in ("row", "window") if name in pairs}
+        pairs |= {name: _integer(name, pairs[name]) for name in ("row", "window") if name in pairs}
         if "second" in pairs:
             column, _, limit = pairs["second"].rpartition(":")
-            pairs["second"] = column, int(limit)
+            if not column:
+                raise WrongUse(f"--pack: second must be COLUMN:LIMIT, such as images:16, not {limit!r}")
+            pairs["second"] = column, _integer("the limit of second", limit)
         return Pack(**pairs)
+
+
+def _integer(name: str, text: str) -> int:
+    if not text.isdecimal():
+        raise WrongUse(f"--pack: {name} must be an integer, such as 8192, not {text!r}")
+    return int(text)
 
 
 def print_rows(manifest: Manifest, shape: RunShape, pack: Pack, access: AccessOptions, *, json: bool) -> None:

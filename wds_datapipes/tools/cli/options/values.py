@@ -49,7 +49,7 @@ def wrong_use(prefix: str = "", *kinds: type[Exception]) -> Iterator[None]:
     except Exception as error:
         if not isinstance(error, (ValueError, *kinds)) or (isinstance(error, WdsError) and type(error) not in kinds):
             raise
-        reason = getattr(error, "strerror", None) or str(error)
+        reason = getattr(error, "strerror", None) or str(error.args[0] if isinstance(error, KeyError) else error)
         raise WrongUse(Message(prefix, reason)) from None  # not the name of a file
 
 
