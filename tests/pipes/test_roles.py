@@ -227,7 +227,7 @@ def test_the_contract_of_a_users_stage_has_five_declarations() -> None:
 
 
 #: The maximum numbers of attributes and methods of a role. Do not raise them for a single stage.
-MOST_FACTS, MOST_QUESTIONS = 14, 29
+MOST_FACTS, MOST_QUESTIONS = 14, 27
 
 
 def test_the_engine_asks_for_few_facts() -> None:

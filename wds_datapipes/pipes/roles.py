@@ -119,16 +119,12 @@ class Role:
         return False
 
     def phased_source(self) -> Any:
-        """Return the stage if it has the phases and exclusions of a run, as `IndexedSamples` has; otherwise None."""
+        """Return the source that alone decides what the stage yields, by the phases of a run; None if there is none.
+
+        It is `IndexedSamples` itself, or, for a stage that joins its rows, the one before it: stages in between, which
+        may drop no sample, have no part in the decision.
+        """
         return None
-
-    def plans_rows(self) -> bool:
-        """Whether its samples belong to planned rows, which ``.pack_rows()`` joins."""
-        return False
-
-    def needs_each_sample(self) -> bool:
-        """Whether it refuses to go on if a stage between it and its source has dropped or repeated a sample."""
-        return False
 
     def position_log_folder(self) -> Path | None:
         """Return the folder in which it logs the positions of samples; None if it logs none."""

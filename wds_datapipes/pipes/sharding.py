@@ -75,33 +75,32 @@ def check_batch_sizes(pipe: Any, ranks: int, loader_size: int | None = None) -> 
         ValueError: the sizes do not match. If a stage between them may drop or add samples, or the loader may combine
             batches, this is only a warning.
     """
-    size, is_sure, has_rows, stage = loader_size or 1, True, False, pipe
+    size, is_sure, stage = loader_size or 1, True, pipe
     calls = [f"batch_size={size} of the loader"] if size > 1 else []
-    while (whole := attribute_of(stage, "global_batch_size")) is None:
+    while (source := declared(stage).phased_source()) is None:
         known, sources = declared(stage), list(sources_of(stage))
         samples = known.count_in_batch() or (known.combines_samples and attribute_of(stage, "batch_size"))
         if len(sources) != 1 or (known.combines_samples and not samples) or call_of(stage) in UNBATCHING:
             return
-        if known.needs_each_sample():
-            has_rows = True  # it refuses what a stage before it has dropped
-        elif samples:
+        if samples:
             calls.insert(0, call_of(stage).replace("()", f"({samples})"))
             size *= samples
-        is_sure &= has_rows or known.is_one_to_one or bool(known.count_in_batch())
+        is_sure &= known.is_one_to_one or bool(known.count_in_batch())
         stage = sources[0]
-    unit = "row" if declared(stage).plans_rows() else "sample"
-    if calls and unit == "row" and not has_rows:
+    if (whole := source.global_batch_size) is None:
+        return
+    if calls and source.unit == "row" and stage is source:
         raise ValueError(
-            f"{name_of(stage)} plans rows of several samples, but {' and '.join(calls)} after it makes batches of "
+            f"{name_of(source)} plans rows of several samples, but {' and '.join(calls)} after it makes batches of "
             "samples. Put .pack_rows() in between"
         )
-    ranks = max(ranks, instance_in(groups_of(stage) or {}).ranks)  # the user may have split it
+    ranks = max(ranks, instance_in(groups_of(source) or {}).ranks)  # the user may have split it
     share = whole // ranks
     if not calls or whole % ranks or size == share:
         return  # the source itself rejects a batch that the ranks cannot share
     accumulated = f"; or, to accumulate gradients, .batch({size}).batch({share // size})" if not share % size else ""
     message = (
-        f"{name_of(stage)} has a global_batch_size of {whole}, which is {plural(share, unit)} per rank "
+        f"{name_of(source)} has a global_batch_size of {whole}, which is {plural(share, source.unit)} per rank "
         f"({plural(ranks, 'rank')}), but {' and '.join(calls)} after it makes batches of {size}. Pass .batch({share}), "
         f"or global_batch_size={size * ranks}{accumulated}"
     )

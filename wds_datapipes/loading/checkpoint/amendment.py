@@ -33,7 +33,7 @@ def _with_exclusions(pipe: Any, phases: list[dict[str, Any]], epoch: int, positi
     Raises:
         StateError: previously excluded samples return.
     """
-    sources = filter(None, (declared(stage).phased_source() for stage in graph_of(pipe).stages))
+    sources = dict.fromkeys(filter(None, (declared(stage).phased_source() for stage in graph_of(pipe).stages)))
     found = [source.exclusions for source in sources]
     return found[0].together(found[1:]).extend(phases, epoch, position) if found else phases
 

@@ -162,7 +162,8 @@ class ShardDataLoader(DataLoader2):  # type: ignore[misc]  # torchdata has no ty
             TypeError: the pipeline does not know its length, or the ranks are not known yet.
         """
         pipe, epoch = self._datapipe_before_reading_service_adapt, self._service.loop.epoch
-        if any(declared(stage).plans_rows() for stage in PipelineGraph(pipe).stages) and epoch.number >= 0:
+        sources = filter(None, (declared(stage).phased_source() for stage in PipelineGraph(pipe).stages))
+        if epoch.number >= 0 and any(source.unit == "row" for source in sources):
             pipe = copy_pipeline(pipe)
             seed_stages(pipe, SeedGenerator(epoch.seed), epoch)
             self.__dict__.pop("_lengths", None)  # the number of rows differs between epochs

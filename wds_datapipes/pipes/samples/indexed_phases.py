@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -65,6 +65,11 @@ class PhasedSamples(SeededStage):
     def phased_source(self) -> Self:
         """Return the stage, which has the phases and exclusions of a run."""
         return self
+
+    @property
+    def unit(self) -> Literal["sample", "row"]:
+        """What the positions of an epoch count: samples, or rows if rows are planned."""
+        return "sample" if self.epoch.pack is None else "row"
 
     def timeline_of(self, phases: Sequence[Phase], received: ReceivedEpochs | None = None) -> RunTimeline:
         """Return the timeline of a run with some phases, whose loop has received some epochs; by default, as known."""

@@ -51,10 +51,6 @@ class IndexedRows(SharedSamples):
     _known: Epoch = NO_EPOCH  # an epoch of the run, from which the seeds of others follow
     _rows_of: dict[tuple[int, int], int]  # the numbers of rows in its epochs
 
-    def plans_rows(self) -> bool:
-        """Whether its samples belong to planned rows, which ``.pack_rows()`` joins."""
-        return self.epoch.pack is not None
-
     @property
     def _leaves_holes(self) -> bool:
         return self.epoch.pack is None and super()._leaves_holes
@@ -137,7 +133,7 @@ class IndexedRows(SharedSamples):
         if self.epoch.pack is None:
             return super()._share_of(instance, rest)
         count = self._count if rows is None else rows
-        return BatchShare(count, self.batch_of(instance.ranks), self.remainder, instance, rest, unit="row")
+        return BatchShare(count, self.batch_of(instance.ranks), self.remainder, instance, rest, unit=self.unit)
 
     def _share_in(self, instance: Instance, rest: RestOfEpoch, states: Sequence[Mapping[str, Any]]) -> BatchShare:
         if self.epoch.pack is None:

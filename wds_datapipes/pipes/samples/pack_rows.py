@@ -82,33 +82,25 @@ class RowPacker(Buffer, FunctionStage[Sample]):
 
     def __len__(self) -> int:
         """Return the number of rows of an epoch in this process, which stages in between cannot change."""
-        if (stage := self._planner()) is None:
+        if (source := self.phased_source()) is None:
             raise TypeError("RowPacker has no length, because IndexedSamples does not come before it")
-        return len(stage)
+        return len(source)
 
     def items_of(self, source: Any) -> Iterable[Sample]:
         """Yield the rows, and check at the end that each row has come that was read."""
-        planner = self._planner()
+        planner = self.phased_source()
         return self.function(source, **self._options.value, rows_read=None if planner is None else planner.rows_read)
 
-    def _planner(self) -> Any:
-        """Return the stage that plans the rows; None if it is unknown."""
+    def phased_source(self) -> Any:
+        """Return the source that plans the rows, of which none may be missing; None if it is unknown."""
         stage = self.source
-        while not declared(stage).plans_rows():
+        while (found := declared(stage).phased_source()) is None:
             sources = [*sources_of(stage)]
             if len(sources) != 1:
                 return None
             [stage] = sources
-        return stage
-
-    def needs_each_sample(self) -> bool:
-        """Whether it refuses to go on if a stage before it has dropped a sample: a row would lack it."""
-        return True
+        return found
 
     def is_even(self) -> bool:
         """Whether it yields equally many items on each rank: rows are planned so."""
         return True
-
-    def count_in_batch(self) -> int:
-        """Return the number of rows in each item."""
-        return 1

@@ -100,8 +100,8 @@ def first_uneven_stage(stages: Iterable[Any]) -> Any:
     for stage in stages:
         if not declared(stage).is_even():
             return stage
-        if declared(stage).needs_each_sample():
-            break
+        if declared(stage).phased_source() is not None:
+            break  # the stages before it do not change how many items it yields
     return None
 
 

@@ -138,7 +138,7 @@ class RunSteps:
         (epoch, batch, _, _), (dataset, order, parts) = self._locate(step), self._batch(step)
         columns = list[Any]()
         is_padding = np.concatenate(parts) >= len(order)
-        if self._source.plans_rows():
+        if self._source.unit == "row":
             expanded = self._source.expand(parts)
             parts, marks = [found for found, _ in expanded], [mark for _, own in expanded for mark in own]
             is_padding, columns = np.array([mark.is_padding for mark in marks]), [[mark.row for mark in marks]]
