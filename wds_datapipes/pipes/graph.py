@@ -205,7 +205,7 @@ def _check_declarations(stage: Any, known: Role, later_stages: Sequence[Any]) ->
     """
     reader = next((each for each in reversed(later_stages) if declared(each).rereads_samples), None)
     if known.combines_samples and reader is not None:
-        is_planned = known.needs_each_sample()
+        is_planned = known.phased_source() is not None
         advice = "Leave it out, as the source shuffles the rows" if is_planned else f"Put it before {call_of(stage)}"
         raise StateError(
             f"{name_of(reader)} records the positions of the individual samples that it holds back, but it comes "
