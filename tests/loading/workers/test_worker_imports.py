@@ -75,5 +75,5 @@ def test_a_worker_imports_only_the_stages_of_its_pipeline(tmp_path: Path) -> Non
     stages = {name for kind in pipes.__all__ for name in own if getattr(pipes, kind).__module__ == name}
     used = {"shard_list", "load_wds_shards", "group_samples", "wds_decode", "shuffle_samples", "map_samples"}
     assert {name.rpartition(".")[2] for name in stages} == {*used, "stage"}
-    # 154 of 381, with 22,500 lines. Before you raise this, look whether a new module can be imported at first use.
-    assert len(own) <= 161
+    # Of 407, with 22,200 lines. Before you raise this, look whether a new module can be imported at first use.
+    assert len(own) <= 157

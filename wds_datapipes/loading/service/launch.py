@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -124,10 +123,3 @@ def start_workers(service: Any, start_pool: StartPool, datapipe: Pipe, rank: Ins
         return items, items
     replace_dp(graph, branches[0], items)
     return datapipe, items
-
-
-def start_method(service: Any) -> str:
-    """Return the method by which a `ShardReadingService` starts its processes."""
-    known = multiprocessing.get_all_start_methods()
-    method: str | None = service.multiprocessing_context
-    return method or ("fork" if "fork" in known else multiprocessing.get_start_method())

@@ -7,28 +7,33 @@ import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wds_datapipes.arguments import check_integer, checks_calls
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.data_parallel_group import DataParallelGroup, Distributed, advice_for_torchrun, ranks_of_run
 from wds_datapipes.loading.epoch_run import refuse_hidden_stages
 from wds_datapipes.loading.report import LoadingReport
-from wds_datapipes.loading.service.launch import run_in_process, start_method, start_workers
 from wds_datapipes.loading.service.pinning import pin_memory_of
-from wds_datapipes.loading.service.service_arguments import check_functions, check_seconds, check_start_method
+from wds_datapipes.loading.service.service_arguments import (
+    check_functions,
+    check_seconds,
+    check_start_method,
+    start_method,
+)
 from wds_datapipes.loading.service.service_loop import Loop
 from wds_datapipes.loading.splitting import is_split_by_rank
 from wds_datapipes.loading.torchdata_api import MultiProcessingReadingService
 from wds_datapipes.loading.torchdata_patches.local_functions import explain_worker_pickling
 from wds_datapipes.loading.transport.flow_control import MAIN_PREFETCH, WORKER_PREFETCH
 from wds_datapipes.loading.workers.loop_items import Pipe, users_part
-from wds_datapipes.loading.workers.pool import WorkerPool
-from wds_datapipes.loading.workers.pooled_items import RunningWorkers
-from wds_datapipes.loading.workers.worker import WorkerJob
 from wds_datapipes.pipes.graph import PipelineGraph, graph_of
 from wds_datapipes.pipes.sharding import advice_for_split
 from wds_datapipes.user_warnings import warn_user
+
+if TYPE_CHECKING:
+    from wds_datapipes.loading.workers.pooled_items import RunningWorkers
+    from wds_datapipes.loading.workers.worker import WorkerJob
 
 
 @checks_calls
@@ -149,6 +154,8 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
             RankLostError: another rank does not arrive in time.
             ValueError: a stage that draws or splits is stored where loaders do not find it.
         """
+        from wds_datapipes.loading.service.launch import run_in_process, start_workers  # no worker launches others
+
         graph = PipelineGraph(datapipe)
         refuse_hidden_stages(graph)
         self.describe(graph)
@@ -156,7 +163,7 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
         start = partial(start_workers, self, self._start_pool) if self.num_workers else partial(run_in_process, self)
         loop = self.loop
         try:
-            with explain_worker_pickling(start_method(self)):
+            with explain_worker_pickling(start_method(self.multiprocessing_context)):
                 datapipe = loop.start(start)
                 datapipe = pin_memory_of(datapipe) if self.pin_memory else datapipe
                 datapipe = self._running = loop.count(datapipe)
@@ -272,7 +279,9 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
 
     def _start_pool(self, jobs: Sequence[WorkerJob], dispatching: WorkerJob | None) -> RunningWorkers:
         """Start the worker processes."""
-        return WorkerPool(jobs, start_method(self), self.timeout_s, dispatching)
+        from wds_datapipes.loading.workers.pool import WorkerPool  # only this class needs it
+
+        return WorkerPool(jobs, start_method(self.multiprocessing_context), self.timeout_s, dispatching)
 
     def _warn_of_repeated_data(self, datapipe: Pipe) -> None:
         """Warn if several workers or ranks read the same data."""

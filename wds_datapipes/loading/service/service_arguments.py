@@ -1,4 +1,4 @@
-"""Checks of the arguments of reading services."""
+"""Arguments of reading services: their checks, and the default start method."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ def check_start_method(method: str | None) -> None:
     methods = multiprocessing.get_all_start_methods()
     if method not in (None, *methods):
         raise ValueError(f"multiprocessing_context must be one of {methods}, not {method!r}")
+
+
+def start_method(method: str | None) -> str:
+    """Return the method by which a service starts its processes, given the one that was passed to it."""
+    known = multiprocessing.get_all_start_methods()
+    return method or ("fork" if "fork" in known else multiprocessing.get_start_method())
 
 
 def check_seconds(name: str, seconds: float | None, *, is_optional: bool = False) -> None:
