@@ -23,7 +23,7 @@ from wds_datapipes.foreign_names import ARGUMENTS, HUGGING_FACE, TORCHDATA, WEBD
 from wds_datapipes.pipes.functional_form import register_stage
 from wds_datapipes.pipes.inspection import name_of
 
-PAGE = (Path(__file__).parents[2] / "docs/how-to/move-from-webdataset.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/reference/names-of-webdataset.md").read_text("utf-8")
 SAMPLES = MockSamples({"__key__": "a", "jpg": b""}, 1)
 #: A stage of torch after one of ours.
 BATCHES = SAMPLES.batch(2)

@@ -1,4 +1,4 @@
-"""The page on moving from webdataset contains every public name, and no name that does not exist."""
+"""The page on the names of webdataset has every public name, and no name that does not exist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from webdataset.compat import FluidInterface
 import wds_datapipes
 from wds_datapipes import index
 
-PAGE = Path(__file__).parents[1] / "docs/how-to/move-from-webdataset.md"
+PAGE = Path(__file__).parents[1] / "docs/reference/names-of-webdataset.md"
 TEXT = PAGE.read_text("utf-8")
 #: All words in code.
 WORDS = {word for code in re.findall(r"`([^`\n]+)`", TEXT) for word in re.findall(r"\w+", code)}
