@@ -97,7 +97,7 @@ def plot_growth(path: Path, facts: Mapping[str, Any]) -> None:
         axis.set_xscale("log", base=2)
         axis.set_xticks(workers, [str(number) for number in workers])
     for axis in (memory, rates, sizes):
-        axis.set_ylim(bottom=0)
+        axis.set_ylim(0, 1.1 * axis.get_ylim()[1])  # room above a line that is flat
         axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
 
