@@ -69,10 +69,10 @@ def print_stats(found: DatasetStats, shards: int) -> None:
     """Print the totals and a table of sizes."""
     per_shard = found.samples_per_shard
     size = size_of_shards(found.shards.total, shards, shards - found.shards.number)
-    sys.stdout.write(
-        f"{plural(shards, 'shard')} of {size}, {plural(found.samples.number, 'sample')}, "
-        f"from {per_shard.smallest:,} to {per_shard.largest:,} in a shard\n\n"
-    )
+    share = f", from {per_shard.smallest:,} to {per_shard.largest:,} in a shard"
+    if per_shard.smallest == per_shard.largest:
+        share = f", {per_shard.smallest:,} in each" if shards > 1 else ""
+    sys.stdout.write(f"{plural(shards, 'shard')} of {size}, {plural(found.samples.number, 'sample')}{share}\n\n")
     shards_row = [row("shards", found.shards)] if found.shards.number else []
     rows = [("", *COLUMNS), *shards_row]
     rows += [row("samples", found.samples), *(row(printable(name), each) for name, each in found.fields.items())]
