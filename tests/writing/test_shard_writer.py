@@ -127,7 +127,9 @@ def test_keys_are_checked_within_a_shard() -> None:
         writer.write({"__key__": "a", "txt": "1"})
         with pytest.raises(EncodeError, match=r"'a' was already written to 's-0\.tar'"):
             writer.write({"__key__": "a", "txt": "2"})
-        with pytest.raises(EncodeError, match=r"'a\.b' cannot be written"):
+        with pytest.raises(
+            EncodeError, match=r"'a\.b' cannot be written: .* such as 'a-b'; to keep it, pass .*=last_dot"
+        ):
             writer.write({"__key__": "a.b", "txt": "2"})
         with pytest.raises(EncodeError):
             writer.write({"__key__": "b", "cls": None})

@@ -11,7 +11,7 @@ from wds_datapipes.errors import EncodeError
 from wds_datapipes.hints import WRITE_LAST_DOT, WRITE_NO_RULE, WRITE_PICKLE
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS
 from wds_datapipes.samples.fields import PADDING_MARK
-from wds_datapipes.samples.keys import META_STARTS, KeyRule, check_key_rule, first_dot, is_meta
+from wds_datapipes.samples.keys import META_STARTS, KeyRule, check_key_rule, first_dot, is_meta, last_dot
 from wds_datapipes.tar.header_writer import NAME_BYTES, PADDING, TOO_LARGE, HeaderWriter
 from wds_datapipes.tar.headers import BLOCK
 from wds_datapipes.types import Sample
@@ -20,6 +20,8 @@ Encoder: TypeAlias = "bool | Mapping[str, FieldEncoder] | Callable[[Sample], Sam
 """``True`` to encode as ``wds_encode`` does; a mapping to pass it keyword arguments; a function from a sample to one
 with bytes; ``False`` or ``None`` if all values are bytes."""
 
+#: The advice for keys with dots that shall stay as they are.
+KEEP_DOTS = (WRITE_LAST_DOT, ", and read the shards with it")
 #: The maximum number of checked field names to cache.
 MAX_FIELDS = 4096
 
@@ -187,20 +189,13 @@ class TarSamplePacker:
 
     def _check_key(self, key: str, rule: KeyRule) -> None:
         """Raise an error if a key would be read back differently."""
-        if rule is first_dot and key.isalnum():  # the usual case
-            return
-        name = f"{key}.x"
-        found = None if is_meta(name) else rule(name)
-        if found == (key, "x") and "\0" not in key:
-            return
-        read = "belong to no sample" if found is None else f"belong to the key {found[0]!r}"
-        why = "a key ends at the first dot after its last slash" if rule is first_dot else "by key_rule"
-        raise EncodeError(
-            f"The key {key!r} cannot be written: its files would {read} ({why}). Choose another key; or ",
-            WRITE_LAST_DOT,
-            ", and read the shard with it; or, to skip the check, ",
-            WRITE_NO_RULE,
-        )
+        if fault := fault_of_key(key, rule):
+            raise EncodeError(
+                f"{fault}. Choose another key",
+                *((f", such as {without_dots(key)!r}; to keep it, ", *KEEP_DOTS) if has_dots(key, rule) else ()),
+                "; to skip the check, ",
+                WRITE_NO_RULE,
+            )
 
     def _check_marks(self, key: str, fields: Iterable[object]) -> None:
         """Raise an error for fields whose member names would be those of metadata."""
@@ -220,6 +215,38 @@ class TarSamplePacker:
                 f"The field {field!r} of sample {key!r} cannot be written: it would be read back as {read}. Field "
                 f"names are lower case and have no slash"
             )
+
+
+def fault_of_key(key: str, rule: KeyRule) -> str:
+    """Return why a key cannot be written, which is that it would be read back differently; "" if it can.
+
+    >>> fault_of_key("a", first_dot), fault_of_key("a.b", last_dot)
+    ('', '')
+    """
+    if rule is first_dot and key.isalnum():  # the usual case
+        return ""
+    name = f"{key}.x"
+    found = None if is_meta(name) else rule(name)
+    if found == (key, "x") and "\0" not in key:
+        return ""
+    read = "belong to no sample" if found is None else f"belong to the key {found[0]!r}"
+    why = "a key ends at the first dot after its last slash" if rule is first_dot else "by key_rule"
+    return f"The key {key!r} cannot be written: its files would {read} ({why})"
+
+
+def has_dots(key: str, rule: KeyRule) -> bool:
+    """Whether only its dots keep a key from being written, so that `last_dot` permits it."""
+    return rule is first_dot and not fault_of_key(key, last_dot)
+
+
+def without_dots(key: str) -> str:
+    """Return a key like another one, but with no dot after its last slash.
+
+    >>> without_dots("v1.0/scan-1.25mm")
+    'v1.0/scan-1-25mm'
+    """
+    folder, slash, name = key.rpartition("/")
+    return f"{folder}{slash}{name.replace('.', '-')}"
 
 
 def _check_limits(name: str, size: int) -> None:

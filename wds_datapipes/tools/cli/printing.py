@@ -97,14 +97,14 @@ def report_shards(
         facts: further facts for JSON.
         failures: the errors of shards, if shards are converted.
     """
-    skipped = list(dict.fromkeys((type(error).__name__, message_with_notes(error)) for error in errors))
     if as_json:
         failed = [
             {"source": redact(url), "kind": type(error).__name__, "message": message_with_notes(error)}
             for url, error in (failures or {}).items()
         ]
         written = {**facts, "shards": [_facts_of(shard) for shard in shards]}
-        told = {**written, "skipped": [{"kind": kind, "message": message} for kind, message in skipped]}
+        skipped = [{"kind": kind, "message": message} for kind, message in _kinds_and_messages(errors)]
+        told = {**written, "skipped": skipped}
         print_json(told if failures is None else {**told, "failed": failed}, indent=None)
         return
     for shard in shards:
@@ -114,15 +114,26 @@ def report_shards(
             counts[0] += f" of {shard.read:,} read" if shard.source else ""
             counts += [] if shard.is_new else ["already finished"]
         sys.stdout.write(f"{printable(redact(info.url))}: {', '.join(counts)}\n")
-    for kind, message in skipped[:SHOWN]:
-        print_error(Message(f"{kind}: ", message), "Skipped")
-    if len(skipped) > SHOWN:
-        print_error(f"{len(skipped) - SHOWN:,} more", "Skipped")
+    print_skipped(errors)
     for url, failure in (failures or {}).items():
         print_error(Message(f"{redact(url)}: {type(failure).__name__}: ", message_with_notes(failure)))
     if failures:
         total = plural(len(shards) + len(failures), "shard")
         print_error(f"{len(failures):,} of {total} failed. Run the same command again to convert only the missing ones")
+
+
+def print_skipped(errors: Iterable[Exception]) -> None:
+    """Print the first of the skipped errors."""
+    skipped = _kinds_and_messages(errors)
+    for kind, message in skipped[:SHOWN]:
+        print_error(Message(f"{kind}: ", message), "Skipped")
+    if len(skipped) > SHOWN:
+        print_error(f"{len(skipped) - SHOWN:,} more", "Skipped")
+
+
+def _kinds_and_messages(errors: Iterable[Exception]) -> list[tuple[str, str]]:
+    """Return the classes and messages of errors, each once."""
+    return list(dict.fromkeys((type(error).__name__, message_with_notes(error)) for error in errors))
 
 
 def _facts_of(shard: ShardInfo | ConvertedShard) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from wds_datapipes.errors import EncodeError, SampleSourceError
-from wds_datapipes.hints import REKEY, Message
+from wds_datapipes.hints import REKEY
 from wds_datapipes.on_error.policy import ErrorPolicy
 from wds_datapipes.samples.keys import KeyRule
 from wds_datapipes.system import read_at
@@ -22,12 +22,10 @@ from wds_datapipes.tar.header_writer import END, TOO_LARGE, HeaderWriter
 from wds_datapipes.tools.prepare.repeated_keys import find_repeated_keys
 from wds_datapipes.tools.prepare.sample_spec import MeasuredSample, SampleSpec, Source, measure_sample
 from wds_datapipes.writing.options import WriteOptions
-from wds_datapipes.writing.packer import TarSamplePacker
+from wds_datapipes.writing.packer import KEEP_DOTS, TarSamplePacker, fault_of_key, has_dots
 
 #: The number of specs to load before measuring their files, the number of threads, and the number of specs per task.
 AT_ONCE, THREADS, BATCH = 8192, 16, 128
-#: The advice for keys that cannot be written.
-NEW_KEYS = Message(REKEY, " for new keys")
 
 
 class SpecFile:
@@ -128,7 +126,7 @@ def make_plan(
         else:
             payload, stamp = sum(found.sizes), found.stamp
             try:
-                size = _size(spec, found, packer, headers)
+                size = _size(spec, found, packer, headers, key_rule)
             except (SampleSourceError, EncodeError) as error:
                 reject(number, error, spec.key)
             if on_measured is not None:
@@ -144,8 +142,8 @@ def make_plan(
         np.array(hashes, np.int64)[good], good, lambda number: [specs.read(number).key]
     ):
         both = f"Both {specs.read(first).location} and {specs.read(number).location} have the key {key!r}"
-        message = f"{both}, and samples with the same key would be mixed up. Rename one of them, or "
-        reject(number, SampleSourceError(message, NEW_KEYS))
+        message = f"{both}, and samples with the same key would be mixed up. Rename one of them; or, for new keys, "
+        reject(number, SampleSourceError(message, REKEY))
     order = array("L", (number for number in range(len(specs)) if number not in bad))
     if seed is not None:
         Random(seed).shuffle(order)
@@ -188,18 +186,22 @@ def _measure_all(
                     yield spec if isinstance(spec, SampleSpec) else None, facts
 
 
-def _size(spec: SampleSpec, found: MeasuredSample, packer: TarSamplePacker, headers: HeaderWriter) -> int:
+def _size(
+    spec: SampleSpec, found: MeasuredSample, packer: TarSamplePacker, headers: HeaderWriter, key_rule: KeyRule | None
+) -> int:
     """Return the size of a sample in an archive; reject a sample that would not be read back unchanged."""
     key = spec.key
     try:
         key.encode()
     except UnicodeEncodeError as error:
         raise SampleSourceError(f"the key of {spec.location} has text that is not UTF-8: {error}") from None
+    if key_rule is not None and (fault := fault_of_key(key, key_rule)):
+        keep = ("; to keep this key, ", *KEEP_DOTS) if has_dots(key, key_rule) else ()
+        raise EncodeError(f"{spec.location}: {fault}. For new keys, ", REKEY, *keep)
     try:
         total = packer.pack({"__key__": key, **dict.fromkeys(spec.parts, b"")}).size
     except EncodeError as error:
-        advice = Message(", or ", NEW_KEYS) if str(error).startswith("The key") else ""
-        raise EncodeError(f"{spec.location}: ", str(error), advice) from None
+        raise EncodeError(f"{spec.location}: ", str(error)) from None
     for field, size in zip(spec.parts, found.sizes, strict=True):
         total += size + -size % 512
         if size >= TOO_LARGE:

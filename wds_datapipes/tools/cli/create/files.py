@@ -12,7 +12,7 @@ from typing import Annotated
 
 from cyclopts import Group, Parameter
 
-from wds_datapipes.errors import plural
+from wds_datapipes.errors import EmptySourceError, plural
 from wds_datapipes.index.format.manifest import Manifest, write_manifest
 from wds_datapipes.io.compression.formats import strip_shard_suffix
 from wds_datapipes.io.openers import redact, split_scheme
@@ -21,7 +21,7 @@ from wds_datapipes.tools.cli.errors import WrongUse, printable
 from wds_datapipes.tools.cli.options.read import SampleArguments, Workers
 from wds_datapipes.tools.cli.options.values import FileOrUrl, load_function, metavar, parse_decoders, wrong_use
 from wds_datapipes.tools.cli.options.write import WriteArguments
-from wds_datapipes.tools.cli.printing import print_error, report_shards
+from wds_datapipes.tools.cli.printing import print_error, print_skipped, report_shards
 from wds_datapipes.tools.prepare.create import create_shards
 from wds_datapipes.tools.prepare.job_options import JobOptions
 from wds_datapipes.tools.prepare.sample_spec import Source
@@ -78,30 +78,34 @@ def create_from(open_source: Callable[[Faults], Source], options: CreateArgument
     with wrong_use():
         source = open_source(skip)
         class_list = locate_class_list(output, source)
-        made = create_shards(
-            source,
-            output,
-            **options.limits_of(output),
-            function=function,
-            decode=decode,
-            rekey=options.rekey,
-            seed=options.seed if options.shuffle else None,
-            on_error="raise" if options.on_error == "raise" else skip,
-            num_workers=options.num_workers,
-            options=WriteOptions(
-                compress=options.compress,  # type: ignore[arg-type]  # it is checked
-                index=options.index,
-                digest=bool(options.manifest),
-                key_rule=options.rule,
-                storage_options=options.store,
-            ),
-            job=JobOptions(
-                journal=options.journal or options.resume,
-                remove_old=options.remove_old,
-                limits=options.limits,
-                progress=output != "-",
-            ),
-        )
+        try:
+            made = create_shards(
+                source,
+                output,
+                **options.limits_of(output),
+                function=function,
+                decode=decode,
+                rekey=options.rekey,
+                seed=options.seed if options.shuffle else None,
+                on_error="raise" if options.on_error == "raise" else skip,
+                num_workers=options.num_workers,
+                options=WriteOptions(
+                    compress=options.compress,  # type: ignore[arg-type]  # it is checked
+                    index=options.index,
+                    digest=bool(options.manifest),
+                    key_rule=options.rule,
+                    storage_options=options.store,
+                ),
+                job=JobOptions(
+                    journal=options.journal or options.resume,
+                    remove_old=options.remove_old,
+                    limits=options.limits,
+                    progress=output != "-",
+                ),
+            )
+        except EmptySourceError:
+            print_skipped(faults)
+            raise
     shards = [shard.info for shard in made]
     if isinstance(source, ImageFiles) and class_list:
         listed = json.dumps({"classes": source.classes}, indent=1)
