@@ -80,12 +80,11 @@ def _compare(
         return loaded
     text = "; ".join(f"stage {number} {difference(*pair)}" for number, *pair in pairs)
     text = f"The state was saved with a different pipeline. Counted from the end, {text}"
-    if _fixed(known) != _fixed(own):
-        raise StateError(f"{text}. Load it into the pipeline that it was saved with")
-    if not amend:
+    is_fixed = _fixed(known) != _fixed(own)
+    if is_fixed or not amend:
+        change = "" if is_fixed else ", change the run from here on with load_state_dict(state, amend=True)"
         raise StateError(
-            f"{text}. Load it into the pipeline that it was saved with, or change the run from here on: "
-            "load_state_dict(state, amend=True)"
+            f"{text}. Load it into the pipeline that it was saved with{change}, or remove the checkpoint to start over"
         )
     if any(each.is_of_worker for each in loaded):
         raise StateError("This is the state of one worker. Amend the run with the whole state of the loader")
