@@ -17,6 +17,7 @@ import psutil
 import pytest
 from prepared_programs import prepared_programs
 
+from wds_datapipes.index import build_indexes
 from wds_datapipes.parallel import progress
 from wds_datapipes.testing import build_shard
 from wds_datapipes.tools.cli.program import main, run
@@ -28,8 +29,9 @@ COMMAND = [sys.executable, "-m", "wds_datapipes"]
 
 @pytest.fixture(scope="module")
 def wds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The command line as a program that starts without delay."""
-    with prepared_programs(tmp_path_factory.mktemp("programs"), os.environ) as folder:
+    """The command line as a program that starts without delay, with a buffer before its output."""
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with prepared_programs(tmp_path_factory.mktemp("programs"), environ) as folder:
         yield str(folder / "wds-datapipes")
 
 
@@ -72,6 +74,39 @@ def test_a_closed_output_and_another_encoding(folder: Path, command: str, code: 
     line = command.replace("WDS", " ".join(COMMAND))
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (code, out, err)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("--version", "cache --help", "ls a-0.tar", "ls a-0.tar --json", "show a-0.tar", "cat a-0.tar -o o.tar"),
+        *(
+            "verify a-0.tar a-1.tar --num-workers 2",
+            "index a-0.tar",
+            "stats a-0.tar",
+            "stats b.tar --json",
+            "cache ls --cache-dir .",
+        ),
+        *("split a-0.tar -o s-%d.tar --maxcount 2", "shuffle a-0.tar -o o.tar", "sort a-0.tar -o o.tar"),
+        *(
+            "map a-0.tar -c true -o o/ --num-workers 2",
+            "create recipe recipe -o r.tar",
+            "bench a-0.tar",
+            "plan a-0.tar --global-batch-size 1 --ranks-per-host 1",
+        ),
+    ],
+)
+def test_an_output_that_nothing_reads_ends_each_command_quietly(shards: list[str], wds: str, command: str) -> None:
+    Path("recipe").write_text("a.txt text:a\n")
+    Path("b.tar").write_bytes(Path("a-0.tar").read_bytes()[:4000])  # a command ends after it has reported the fault
+    build_indexes(shards[:1], num_workers=0, progress=False)
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run([wds, *command.split()], stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    finally:
+        os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 # Terminals ---------------------------------------------------------------------------------------------------------

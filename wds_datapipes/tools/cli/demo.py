@@ -48,9 +48,22 @@ def demo(*, output_dir: Annotated[Path, metavar("DIR")] = Path("wds-datapipes-de
         f"A shard is a plain tar file: tar tf '{first}'\n\nThe script {script}:\n\n{SCRIPT}\n"
     )
     sys.stdout.flush()
-    ended = subprocess.run([sys.executable, str(script)], check=False).returncode  # noqa: S603  our own script
-    if ended:
-        raise SystemExit(ended if ended > 0 else 1)
+    run_script(script)
+
+
+def run_script(script: Path) -> None:
+    """Run the script and print its output, so that it ends when nothing reads that any more."""
+    command = [sys.executable, str(script)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:  # noqa: S603  our own script
+        try:
+            for line in running.stdout or ():
+                sys.stdout.write(line)
+                sys.stdout.flush()
+        except BaseException:
+            running.kill()
+            raise
+    if running.returncode:
+        raise SystemExit(max(running.returncode, 1))
 
 
 def write_photographs(folder: Path) -> list[str]:

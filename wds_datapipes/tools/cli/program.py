@@ -54,14 +54,16 @@ def run(arguments: Sequence[str]) -> int:
     Expected errors are those of this package, and those of standard output, such as a pipe that ``| head`` has closed.
     All other exceptions are bugs and keep their traceback.
     """
+    code = 0
     try:
         with warnings.catch_warnings():
             warnings.showwarning = show_warning
-            command, bound = parse(arguments)
-            command(*bound.args, **bound.kwargs)
+            try:
+                command, bound = parse(arguments)
+                command(*bound.args, **bound.kwargs)
+            except SystemExit as end:  # of the help, of a command that found faults, or of rich if the pipe is closed
+                code = UNREAD if isinstance(end.__context__, BrokenPipeError) else int(end.code or 0)
         sys.stdout.flush()
-    except SystemExit as end:  # of the help, or of a command that found faults
-        return int(end.code or 0)
     except (WdsError, WrongUse) as error:
         message = spelled(message_of(error))
         for word in arguments:
@@ -78,7 +80,7 @@ def run(arguments: Sequence[str]) -> int:
         reason = "it is closed" if error.errno == errno.EBADF else error.strerror
         print_line(f"Error: Standard output cannot be written: {reason}")
         return FAULT_FOUND
-    return 0
+    return code
 
 
 def open_standard_streams() -> None:
