@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Real
@@ -87,7 +87,8 @@ class RowFormat:
             raise ValueError('pad fills up rows with layout="segment_ids"; the offsets of "cu_seqlens" need no padding')
         if self.pad is not None and self.pad.keys() != {*self.fields}:
             raise ValueError(f"pad needs a value for each of the fields {self.fields}, not {dict(self.pad)}")
-        if wrong := [value for value in (self.pad or {}).values() if not isinstance(value, Real)]:
+        pads: Collection[Any] = (self.pad or {}).values()  # users may pass anything
+        if wrong := [value for value in pads if not isinstance(value, Real)]:
             raise TypeError(f"pad must be a number, or one for each field by name, not {wrong[0]!r:.100}")
 
     def read(self, sample: Any) -> Piece:
@@ -221,6 +222,7 @@ def pack_samples(
         buffer.remove([number for _, number in pieces])
         return row_format.join([piece for piece, _ in pieces])
 
+    sample: Any  # stages may yield anything
     for sample in policy.counted(buffer.read(source, position)):
         if isinstance(sample, dict) and ROW_MARK in sample:
             raise WrongItemError(
