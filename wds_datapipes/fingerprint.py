@@ -98,7 +98,8 @@ def format_value(value: Any, without: tuple[type, ...] = ()) -> str:
     if _is_plain(value) and len(text := repr(value)) <= SHOWN_CHARACTERS and redact_text(text) == text:
         return text
     name = f"partial of {_name(value.func)}" if isinstance(value, functools.partial) else _name(value)
-    return f"{name} #{fingerprint(value, without=without)[:12]}"
+    shown = value.shown_options() if hasattr(value, "shown_options") and is_own(type(value)) else ""
+    return f"{name}{shown} #{fingerprint(value, without=without)[:12]}"
 
 
 def is_users(module: str) -> bool:

@@ -238,6 +238,12 @@ def test_weights_change_by_step_about_where_they_say(shards: str, lanes: int) ->
             [*run.epoch()]
 
 
+def test_a_state_shows_how_its_rows_were_planned(shards: str) -> None:
+    _, state = on_ranks(Tracked, shards, cut=1)
+    with pytest.raises(StateError, match=r"was IndexedSamples.*row=32, window=40, .* is .*row=64, window=40"):
+        on_ranks(Tracked, shards, state=state, row=64)
+
+
 def test_later_exclusions_and_growth_move_no_other_sample(shards: str, tmp_path: Path) -> None:
     head, state = on_ranks(Tracked, shards, 2, 0, 1)
     whole = steps_of(on_ranks(Tracked, shards, 1, 0)[0])

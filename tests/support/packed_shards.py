@@ -36,7 +36,7 @@ def as_tokens(sample: dict[str, Any]) -> dict[str, Any]:
 
 def planned(shards: Any, step: int, *, exclude: Any = None, samples: int | None = None, **options: Any) -> Any:
     """Return the samples of planned rows; other options are those of `Pack` or of `IndexedSamples`."""
-    names = ("window", "balance", "cost", "second", "long_samples")
+    names = ("row", "window", "balance", "cost", "second", "long_samples")
     settings: dict[str, Any] = {"length": lengths_of, "row": ROW, "window": 40}
     settings |= {name: options.pop(name) for name in names if name in options}
     pack = Pack(**settings)

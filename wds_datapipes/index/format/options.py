@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from wds_datapipes.arguments import check_choice, check_integer, check_optional_integer, checks_calls
+from wds_datapipes.fingerprint import format_value, is_default
 from wds_datapipes.index.format.shard_facts import Rules, rule_name
 from wds_datapipes.index.format.shard_index import ShardIndex
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
@@ -276,3 +277,11 @@ class EpochOptions:
         check_optional_integer("samples", self.samples, 1)
         check_integer("window_shards", self.window_shards, 1)
         check_integer("bucket_window", self.bucket_window, 1)
+
+    def shown_options(self) -> str:
+        """Return what a state says of rows beside a digest of all options, so that an error shows what has changed."""
+        if (pack := self.pack) is None:
+            return ""
+        values = [(each.name, getattr(pack, each.name), each.default) for each in fields(pack)]
+        shown = [f"{name}={format_value(value)}" for name, value, default in values if not is_default(value, default)]
+        return f"(pack=Pack({', '.join(shown)}))"
