@@ -23,7 +23,7 @@ from wds_datapipes import IndexedSamples, explain, merge_states
 from wds_datapipes.errors import EmptySourceError, SampleSizeError, StateError
 from wds_datapipes.index import EpochOptions, IndexOptions, Join, Manifest, Pack, build_indexes
 from wds_datapipes.index.order import row_plan
-from wds_datapipes.index.order.best_fit import pack_rows_of
+from wds_datapipes.index.order.packed_windows import pack_windows
 from wds_datapipes.index.order.row_columns import Samples, measure_rows
 from wds_datapipes.testing import build_shard
 
@@ -348,13 +348,13 @@ def is_kept(dropped: list[str], sample: dict[str, Any]) -> bool:
 def test_a_run_resumes_without_planning_the_windows_before(
     shards: str, lanes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planned_windows = list[int]()
+    planned_windows = list[range]()
 
-    def counted(lengths: Any, *arguments: Any) -> Any:
-        planned_windows.append(len(lengths))
-        return pack_rows_of(lengths, *arguments)
+    def counted(windows: Any, *arguments: Any) -> Any:
+        planned_windows.extend(windows)
+        return pack_windows(windows, *arguments)
 
-    monkeypatch.setattr(row_plan, "pack_rows_of", counted)
+    monkeypatch.setattr(row_plan, "pack_windows", counted)
     known: dict[str, Any] = {"shards": shards, "lanes": lanes, "window": 20, "remainder": "pad"}
     whole = steps_of(on_ranks(Tracked, **known)[0])
     assert len(planned_windows) >= sum(SIZES) // 20

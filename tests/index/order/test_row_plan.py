@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wds_datapipes.index import Pack
-from wds_datapipes.index.order.best_fit import pack_rows_of
+from wds_datapipes.index.order.best_fit import FEW_ROWS, MANY, pack_rows_of, pack_windows_of
 from wds_datapipes.index.order.lanes import Lanes
 from wds_datapipes.index.order.row_balance import arrange_rows, balance_ranks
 from wds_datapipes.index.order.row_columns import RowColumns
@@ -46,6 +46,37 @@ def test_rows_have_space_for_a_second_value(lengths: Any, random: Any, most: int
 
 def test_best_fit_takes_the_row_with_the_least_space() -> None:
     assert pack_rows_of(np.array([12, 9, 7, 5, 4, 3]), ROW).tolist() == [0, 1, 0, 1, 1, 2]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(1, 30), min_size=1, max_size=2 * MANY),
+    st.sampled_from([ROW, 5, 1 << 15, 1 << 25]),
+    st.floats(0, 1),
+    st.booleans(),
+    st.integers(0, 1000),
+)
+def test_windows_are_packed_together_as_each_on_its_own(
+    sizes: list[int], row: int, least: float, has_seconds: bool, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(int(least * row), row + 1, sum(sizes))  # with large ones, there are more rows than expected
+    seconds = (rng.integers(0, 4, sum(sizes)), 5) if has_seconds else ()
+    found = pack_windows_of(lengths, np.array(sizes), row, *seconds)
+    ends = np.cumsum(sizes)
+    for start, end in zip(ends - sizes, ends, strict=True):
+        own = (seconds[0][start:end], 5) if seconds else ()
+        assert found[start:end].tolist() == pack_rows_of(lengths[start:end], row, *own).tolist()
+
+
+def test_windows_with_many_rows_are_packed_as_those_with_few() -> None:
+    rng = np.random.default_rng(0)
+    for count in (FEW_ROWS - 1, 3 * FEW_ROWS):
+        lengths = rng.integers(1, ROW + 1, MANY * count)
+        windows = lengths.reshape(MANY, count)
+        found = pack_windows_of(lengths, np.full(MANY, count), ROW).reshape(MANY, count)
+        expected = np.array([pack_rows_of(each, ROW) for each in windows])
+        assert np.array_equal(found, expected)
 
 
 # Balance
@@ -173,6 +204,9 @@ GOLDEN = {
     ("similar", 1, "raise"): "2d383cc206689e69",
     ("mixed", 3, "split"): "31c714a947e1a7fc",
     ("mixed", 1, "second"): "6be6eedf8fc42cf1",
+    ("mixed", 12, "raise"): "6d337ea84dff1a61",
+    ("similar", 12, "split"): "d361945859f77880",
+    ("mixed", 12, "second"): "793e615984a52889",
 }
 
 

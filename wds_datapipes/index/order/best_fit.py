@@ -6,6 +6,7 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from wds_datapipes.index.order.permutation import Numbers
 
@@ -13,6 +14,10 @@ from wds_datapipes.index.order.permutation import Numbers
 ROW_BITS = 24
 #: The number of open rows tried for a sample if a second bound may exclude some.
 TRIED = 64
+#: At least MANY windows with up to about FEW_ROWS rows are packed together: each step compares a sample of each window
+#: with all of its rows, whose numbers have FEW_BITS bits, and whose spaces are below MAX_ROW.
+MANY, FEW_ROWS, FEW_BITS = 32, 256, 12
+MAX_ROW = 1 << 31 - FEW_BITS
 
 
 def pack_rows_of(lengths: Numbers, row: int, seconds: Numbers | None = None, most: int = 0) -> Numbers:
@@ -39,6 +44,66 @@ def pack_rows_of(lengths: Numbers, row: int, seconds: Numbers | None = None, mos
     rows = np.empty(len(order), np.int64)
     rows[order] = found
     return rows
+
+
+def pack_windows_of(
+    lengths: Numbers, sizes: Numbers, row: int, seconds: Numbers | None = None, most: int = 0
+) -> Numbers:
+    """Return the row of each sample in its window, as `pack_rows_of` does for each window.
+
+    Args:
+        lengths: the length of each sample, up to ``row``, window by window.
+        sizes: the number of samples in each window, at least 1.
+        row: the maximum sum of lengths in a row.
+        seconds: the value of each sample that is also bounded, up to ``most``.
+        most: the maximum sum of these values in a row.
+
+    Examples:
+        >>> pack_windows_of(np.array([3, 4, 2, 1, 5]), np.array([4, 1]), row=5).tolist()
+        [1, 0, 1, 0, 0]
+    """
+    starts = np.cumsum(sizes) - sizes
+    if seconds is None and len(sizes) >= MANY and row < MAX_ROW:
+        needed = np.maximum(lengths, 1)
+        if (rows := int(np.add.reduceat(needed, starts).max()) // row) < FEW_ROWS:
+            return _fit_together(needed, sizes, row, rows + rows // 8 + 4)
+    windows = [slice(start, start + size) for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)]
+    return np.concatenate(
+        [pack_rows_of(lengths[own], row, None if seconds is None else seconds[own], most) for own in windows]
+    )
+
+
+def _fit_together(lengths: Numbers, sizes: Numbers, row: int, expected: int) -> Numbers:
+    """Pack windows in lockstep, given how many rows are expected: each step places a sample of each window."""
+    windows, most = np.arange(len(sizes)), int(sizes.max())
+    own, place = np.repeat(windows, sizes), np.arange(len(lengths)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    keys = row << 32 | np.arange(most) + np.zeros_like(sizes)[:, None]  # no sample, after all of the window
+    keys[own, place] -= lengths << 32
+    keys.sort(axis=1)
+    steps = (row - (keys.T >> 32) << FEW_BITS).astype(np.uint32, order="C")
+    mask, full = np.uint32((1 << FEW_BITS) - 1), np.uint32(row + 1 << FEW_BITS)
+    rows = np.empty(steps.shape, np.uint32)
+    spaces = _empty_rows(0, expected, row, len(sizes))
+    left, best = np.empty_like(spaces), np.empty(len(sizes), np.uint32)
+    for step, taken in enumerate(steps):
+        np.subtract(spaces, taken, out=left)  # below 0, it is larger than any space
+        np.minimum.reduce(left, axis=0, out=best)
+        while best.max() >= full:  # a window has no row left for its sample
+            more = _empty_rows(len(spaces), len(spaces) + expected, row, len(sizes))
+            spaces = np.concatenate([spaces, more])
+            left = spaces - taken
+            np.minimum.reduce(left, axis=0, out=best)
+        rows[step] = best & mask
+        spaces[rows[step], windows] = best
+    found = np.empty_like(keys)
+    np.put_along_axis(found, keys & (1 << 32) - 1, rows.T.astype(np.int64), axis=1)
+    return found[own, place]
+
+
+def _empty_rows(first: int, end: int, row: int, windows: int) -> npt.NDArray[np.uint32]:
+    """Return the space and the number of rows of windows."""
+    numbers = np.arange(first, end, dtype=np.uint32)[:, None]
+    return np.repeat(numbers + np.uint32(row << FEW_BITS), windows, axis=1)
 
 
 def _fit(lengths: Sequence[int], row: int) -> list[int]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import OrderedDict
-from typing import NamedTuple
+from collections import OrderedDict, deque
+from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from wds_datapipes.index.format.options import Pack
-from wds_datapipes.index.order.best_fit import pack_rows_of
+from wds_datapipes.index.order.best_fit import FEW_ROWS, MANY
 from wds_datapipes.index.order.lanes import Lanes
+from wds_datapipes.index.order.packed_windows import PackedWindow, PackedWindows, pack_windows
 from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.order.row_balance import arrange_rows, balance_ranks
 from wds_datapipes.index.order.row_columns import RowColumns
@@ -25,26 +25,8 @@ STEPS, MAX_WINDOW = 16, 1 << 15
 KEPT = 4
 #: The maximum number of lanes whose rows a state counts: about 1 KiB.
 MAX_LANES = 128
-
-
-class PackedWindow(NamedTuple):
-    """The rows of a window.
-
-    Attributes:
-        positions: the position of each sample in the epoch, row by row.
-        starts: the first token of each, which is not 0 in a part of a long sample.
-        tokens: the number of tokens of each.
-        are_ends: whether each ends with its sample.
-        ends: the number of samples up to the end of each row.
-        costs: the cost of each row.
-    """
-
-    positions: Numbers
-    starts: Numbers
-    tokens: Numbers
-    are_ends: npt.NDArray[np.bool_]
-    ends: Numbers
-    costs: Numbers
+#: The maximum number of samples that are planned at a time if their windows are small, in about 30 ms.
+BATCH = 1 << 16
 
 
 class RowPlan:
@@ -53,7 +35,8 @@ class RowPlan:
     Rows are numbered in the order of the steps. Each lane is packed on its own, window by window, and each step has the
     same number of rows from each lane, until the first lane ends; the rows left in the others follow. If a window does
     not end with a step, rows of the next window complete it. Which rows these are depends only on the number of earlier
-    rows.
+    rows. The windows of all lanes are planned, even if only the rows of some are asked for: how many rows each lane has
+    decides which rows follow the first lane, and is in the state.
 
     Args:
         order: the order of the samples, whose lanes follow one another.
@@ -86,23 +69,35 @@ class RowPlan:
         seed: int | None,
     ) -> None:
         self.order, self.step = LaneOrder(order, Lanes(len(order))), step
-        self._samples, self._firsts, self._columns, self._pack = order, firsts, columns, pack
+        self._samples, self._firsts, self._columns, self._options = order, firsts, columns, pack
         self._lanes, self._own, self._seed = lanes, step // len(lanes), seed
         self.row = pack.row
-        #: The number of windows of each lane.
+        #: The number of windows of each lane, and how many of each are planned at a time if they have few rows.
         self._counts: list[int] = (-(-np.diff(lanes.starts) // max(window // len(lanes), 1))).tolist()
+        self._most = max(BATCH // window, 1) if BATCH // window * len(lanes) >= MANY else 1
+        self._ahead = 1
         #: For each lane, the number of rows before each window that is known, from window ``_first`` on.
         self._before, self._first = [[0] for _ in self._counts], 0
         self._note_progress()
+        #: The windows that have been planned last, by lane and number, with their numbers among those planned together.
+        self._planned = deque[tuple[dict[tuple[int, int], int], PackedWindows]](maxlen=2)
         self._packed = OrderedDict[tuple[int, int], PackedWindow]()
         self._orders = OrderedDict[tuple[int, int], Numbers]()
         self._steps = OrderedDict[tuple[int, int], list[tuple[int, int]]]()
 
     def extend(self) -> None:
-        """Plan the next window of each lane."""
-        for lane, (known, count) in enumerate(zip(self._before, self._counts, strict=True)):
-            if (number := self._first + len(known) - 1) < count:
-                known.append(known[-1] + len(self._window_of(lane, number).ends))
+        """Plan the next window of each lane, or the next few of them if they have few rows."""
+        begun = [self._first + len(known) - 1 for known in self._before]
+        ends = [min(number + self._ahead, count) for number, count in zip(begun, self._counts, strict=True)]
+        numbers = [(lane, number) for lane, end in enumerate(ends) for number in range(begun[lane], end)]
+        if not numbers:
+            return
+        packed = self._pack(numbers)
+        counts = packed.count_rows()
+        for (lane, _), rows in zip(numbers, counts, strict=True):
+            self._before[lane].append(self._before[lane][-1] + rows)
+        self._ahead = self._most if max(counts) <= FEW_ROWS // 2 else 1
+        self._planned.append(({each: at for at, each in enumerate(numbers)}, packed))
         self._note_progress()
 
     def _note_progress(self) -> None:
@@ -152,7 +147,7 @@ class RowPlan:
         Args:
             rows: the numbers of rows that are known, or that only pad the last step.
         """
-        positions, marks, length = [np.empty(0, np.int64)], list[RowMark](), self._pack.row
+        positions, marks, length = [np.empty(0, np.int64)], list[RowMark](), self._options.row
         for row in rows.tolist():
             lane, number = self._locate(row)
             if number < 0:
@@ -223,7 +218,7 @@ class RowPlan:
         """Return the rows of a window in the order in which steps take them; the most recent orders are kept."""
         if (found := self._orders.get((lane, window))) is None:
             seed = None if self._seed is None else derived_seed("steps of rows", self._seed, lane, window)
-            first, balance = self._before[lane][window - self._first], self._pack.balance
+            first, balance = self._before[lane][window - self._first], self._options.balance
             found = arrange_rows(packed.costs, first=first, step=self._own, balance=balance, seed=seed)
             self._orders[lane, window] = found
             while len(self._orders) > KEPT * len(self._before):
@@ -235,47 +230,21 @@ class RowPlan:
         if (lane, number) in self._packed:
             self._packed.move_to_end((lane, number))
             return self._packed[lane, number]
-        first, end = self._lanes.starts[lane : lane + 2].tolist()
-        cuts = [first + at * (end - first) // self._counts[lane] for at in (number, number + 1)]  # none is much shorter
-        packed = self._pack_window(np.arange(*cuts))
+        known = (windows.window(at[lane, number]) for at, windows in self._planned if (lane, number) in at)
+        packed = next(known, None) or self._pack([(lane, number)]).window(0)
         self._packed[lane, number] = packed
         while len(self._packed) > KEPT * len(self._before):
             self._packed.popitem(last=False)
         return packed
 
-    def _pack_window(self, positions: Numbers) -> PackedWindow:
-        """Pack the samples at some positions of the epoch."""
-        shards, numbers = self._samples.find(positions)
-        numbers = self._firsts[shards] + numbers
-        columns, row = self._columns, self._pack.row
-        lengths = columns.lengths[numbers].astype(np.int64)
-        costs = lengths if columns.costs is None else columns.costs[numbers]
-        seconds = None if columns.seconds is None else columns.seconds[numbers].astype(np.int64)
-        starts, tokens, are_ends = np.zeros_like(lengths), lengths, np.ones(len(lengths), bool)
-        if self._pack.long_samples != "raise" and (lengths > row).any():
-            parts = (
-                np.ones_like(lengths) if self._pack.long_samples == "truncate" else np.maximum(-(-lengths // row), 1)
-            )
-            of = np.repeat(np.arange(len(lengths)), parts)
-            starts = (np.arange(len(of)) - np.repeat(np.cumsum(parts) - parts, parts)) * row
-            stops, positions = np.minimum(starts + row, lengths[of]), positions[of]
-            tokens, are_ends = stops - starts, stops == lengths[of]
-            costs = _share_of_costs(costs[of], tokens, lengths[of])
-            seconds = None if seconds is None else seconds[of]
-        most = 0 if self._pack.second is None else self._pack.second[1]
-        rows = pack_rows_of(tokens, row, seconds, most)
-        order = np.argsort(rows, kind="stable")
-        ends = np.cumsum(np.bincount(rows))
-        sums = np.concatenate([[0], np.cumsum(costs[order])])[np.concatenate([[0], ends])]
-        return PackedWindow(positions[order], starts[order], tokens[order], are_ends[order], ends, np.diff(sums))
-
-
-def _share_of_costs(costs: Numbers, lengths: Numbers, wholes: Numbers) -> Numbers:
-    """Return the costs of parts of samples, in proportion to their lengths; by division first, so none overflows."""
-    wholes = np.maximum(wholes, 1)
-    whole, rest = np.divmod(costs, wholes)
-    shared: Numbers = np.where(lengths == wholes, costs, whole * lengths + rest * lengths // wholes)
-    return shared
+    def _pack(self, windows: Sequence[tuple[int, int]]) -> PackedWindows:
+        """Pack windows, given the lane and the number of each."""
+        found = list[range]()
+        for lane, number in windows:
+            first, end = self._lanes.starts[lane : lane + 2].tolist()
+            cuts = (first + at * (end - first) // self._counts[lane] for at in (number, number + 1))
+            found.append(range(*cuts))  # none is much shorter than others
+        return pack_windows(found, self._samples, self._firsts, self._columns, self._options)
 
 
 def window_of(pack: Pack, step: int, samples: int, tokens: int) -> int:
