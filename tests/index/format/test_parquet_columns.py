@@ -51,9 +51,20 @@ def test_values_are_found_by_key(shards: str) -> None:
 
 def test_rows_that_are_missing_or_wrong_are_named(tmp_path: Path) -> None:
     wrong: list[tuple[str, Any, type[Exception], list[str]]] = [
-        (write(key=["0-0", "0-1", *"abcde"]), ["tokens"], MissingFieldError, ["'0-2'", "lengths.parquet", "key"]),
+        (
+            write(key=["0-0", "0-1", *"abcde"]),
+            ["tokens"],
+            MissingFieldError,
+            ["'0-2'", "lengths.parquet", "such as '0-0'"],
+        ),
         (write("null.parquet", tokens=[1, 2, 3, None, 5, 6, 7]), ["tokens"], MissingFieldError, ["'0-0'", "tokens"]),
         (write("twice.parquet", key=["0-0"] * 7), ["tokens"], DuplicateKeyError, ["7 rows", "'0-0'"]),
+        (
+            write("lists.parquet", tokens=[[]] + [[1, 2]] * 6),
+            ["tokens"],
+            ValueError,
+            ["[]", "'tokens'", "list<", "length"],
+        ),
         (write("other.parquet"), ["length"], ValueError, ["length", "tokens", "columns="]),
         ("none.parquet", ["tokens"], MissingSidecarError, ["none.parquet"]),
         ("0.tar", ["tokens"], ValueError, ["0.tar", "not a Parquet file"]),

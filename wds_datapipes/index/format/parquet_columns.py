@@ -23,6 +23,9 @@ from wds_datapipes.redaction import hides_credentials
 from wds_datapipes.samples.fields import describe_sample
 from wds_datapipes.types import Sample
 
+#: The types of values that an index can have, or that are missing.
+PLAIN = (bool, int, float, str, type(None))
+
 
 @checks_calls
 def parquet_columns(
@@ -83,7 +86,8 @@ class ParquetColumns:
         rows, values = _read(self, _version_of(self.path))
         if (row := rows.get(sample["__key__"])) is None:
             raise MissingFieldError(
-                f"{redact(self.path)} has no row whose {self.key!r} is the key of {describe_sample(sample)}"
+                f"{redact(self.path)} has no row whose {self.key!r} is the key of {describe_sample(sample)}, only keys "
+                f"such as {next(iter(rows), '')!r}"
             )
         found = {name: column[row] for name, column in values.items()}
         if missing := [name for name, value in found.items() if value is None]:
@@ -116,7 +120,7 @@ def _read(columns: ParquetColumns, version: object) -> tuple[dict[str, int], dic
     Raises:
         MissingDependencyError: pyarrow is not installed.
         MissingSidecarError: the file cannot be read.
-        ValueError: it is not a Parquet file, or lacks a column.
+        ValueError: it is not a Parquet file, lacks a column, or has values there that an index cannot have.
         DuplicateKeyError: two rows have the same key.
     """
     parquet: Any = require("pyarrow.parquet", extra="parquet", purpose="read columns from Parquet files")
@@ -141,5 +145,11 @@ def _read(columns: ParquetColumns, version: object) -> tuple[dict[str, int], dic
     if len(rows) < len(keys):
         repeated = next(each for number, each in enumerate(keys) if rows[str(each)] != number)
         raise DuplicateKeyError(f"{name} has {plural(keys.count(repeated), 'row')} with the key {repeated!r}")
-    values = {own: np.array(table.column(each).to_pylist(), object) for own, each in columns.columns}
-    return rows, values
+    found = {each: table.column(each).to_pylist() for _, each in columns.columns}
+    for each, values in found.items():
+        if wrong := next(([value] for value in values if not isinstance(value, PLAIN)), []):
+            raise ValueError(
+                f"{name} has {wrong[0]!r:.100} in the column {each!r}, of {table.schema.field(each).type}. An index has "
+                "numbers, texts or Boolean values: write such a column, for example with the length of each list"
+            )
+    return rows, {own: np.array(found[each], object) for own, each in columns.columns}
