@@ -149,7 +149,7 @@ def _read(columns: ParquetColumns, version: object) -> tuple[dict[str, int], dic
     for each, values in found.items():
         if wrong := next(([value] for value in values if not isinstance(value, PLAIN)), []):
             raise ValueError(
-                f"{name} has {wrong[0]!r:.100} in the column {each!r}, of {table.schema.field(each).type}. An index has "
-                "numbers, texts or Boolean values: write such a column, for example with the length of each list"
+                f"{name} has {wrong[0]!r:.100} in the column {each!r}, of {table.schema.field(each).type}. An index "
+                "has numbers, texts or Boolean values: write such a column, for example with the length of each list"
             )
     return rows, {own: np.array(found[each], object) for own, each in columns.columns}
