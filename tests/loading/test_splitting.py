@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import logging
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +22,7 @@ from users_stages import OwnSplit
 
 from wds_datapipes import IndexedSamples, ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.loading.splitting import split_by_rank, split_by_worker
-from wds_datapipes.pipes.sharding import advice_for_split
+from wds_datapipes.pipes.split_advice import advice_for_split, log_idle_processes
 from wds_datapipes.types import Instance
 
 
@@ -171,6 +173,50 @@ class TestWithoutASplit:
 
     def test_indexed_samples_split_themselves(self, urls: str) -> None:
         assert by_torchs_loader(IndexedSamples(urls, global_batch_size=2).to_tuple("__key__"), 2) == []
+
+
+class TestIdleProcesses:
+    @pytest.mark.parametrize("kind", ["service", "StatefulShards", "tracked"])
+    def test_fewer_shards_than_workers_are_logged_once(self, kind: str, urls: str, tmp_path: Path) -> None:
+        pipe = samples(ShardList(urls).shuffle().sharding_filter())
+        handler = logging.FileHandler(tmp_path / "log", delay=True)  # workers write to it, too
+        logger = logging.getLogger("wds_datapipes")
+        logger.addHandler(handler)
+        try:
+            if kind == "service":
+                with DataLoader2(pipe, reading_service=ShardReadingService(6)) as service:
+                    assert sorted(service) == sorted(service)
+            else:
+                data = StatefulShards(pipe)
+                loader = DataLoader(data, batch_size=None, num_workers=6)
+                for _ in range(2):
+                    list(data.tracked(loader) if kind == "tracked" else loader)
+        finally:
+            logger.removeHandler(handler)
+            handler.close()
+        (line,) = (tmp_path / "log").read_text().splitlines()
+        assert line.startswith(".sharding_filter() splits 4 shards between 6 processes, which leaves 2 of them without")
+
+    @pytest.mark.parametrize(
+        ("read", "ranks", "idle"),
+        [
+            (lambda urls: samples(ShardList(urls).sharding_filter()), 1, None),
+            (lambda urls: samples(ShardList(urls).sharding_filter()), 4, "between 8 processes, which leaves 4 "),
+            (lambda urls: samples(IterableWrapper([urls]).map(str).sharding_filter()), 1, " 1 shard .* leaves 1 "),
+            (lambda urls: samples(ShardList(urls).sharding_filter()).with_epoch(9), 4, None),
+            (lambda urls: samples(ShardList(urls)).with_length(3).sharding_filter(), 4, None),
+            (lambda urls: samples(ShardList(urls)).sharding_filter(), 4, None),
+            (lambda urls: IterableWrapper([0]).sharding_filter(), 4, None),
+            (lambda urls: IndexedSamples(urls), 16, None),
+        ],
+    )
+    def test_only_shards_that_are_split_once_are_counted(
+        self, read: Any, ranks: int, idle: str | None, urls: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        log_idle_processes(read(urls), workers=2, ranks=ranks)
+        assert len(caplog.messages) == (idle is not None)
+        if idle is not None:
+            assert re.search(idle, caplog.text)
 
 
 class TestRanks:

@@ -1,22 +1,20 @@
-"""Splitting a pipeline between ranks and workers: the splitting stages, the share of this instance, and advice."""
+"""Splitting a pipeline between ranks and workers: the splitting stages, and the share of this instance."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-from torch.utils.data import get_worker_info
-
 from wds_datapipes.datapipes import SHARDING_PRIORITIES, IterDataPipe
 from wds_datapipes.errors import StateError, plural
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import graph_of
 from wds_datapipes.pipes.groups import Groups, groups_of, part_in
-from wds_datapipes.pipes.inspection import attribute_of, call_of, count_yielded, name_of, sources_of, splits
-from wds_datapipes.pipes.instance import instance_in, own_rank
+from wds_datapipes.pipes.inspection import attribute_of, call_of, count_yielded, name_of, sources_of
+from wds_datapipes.pipes.instance import instance_in
 from wds_datapipes.pipes.roles import Splitter
 from wds_datapipes.pipes.stage import EngineStage
-from wds_datapipes.user_warnings import callers, warn_user
+from wds_datapipes.user_warnings import warn_user
 
 Pipe = IterDataPipe[Any]
 T_co = TypeVar("T_co", covariant=True)
@@ -190,106 +188,3 @@ def unsplit(pipe: Any) -> Any:
 def _has_yielded(stage: Any) -> bool:
     """Whether a stage has ever yielded an item, by torch's counter."""
     return not isinstance(stage, IterDataPipe) or count_yielded(stage) > 0
-
-
-def advice_for_split(
-    pipe: Any, *, workers: int, ranks: int, knows_workers: bool = False, dispatches: bool = False
-) -> str:
-    """Return advice on a pipeline that several processes run without splitting the data; otherwise "".
-
-    Streams with ``.with_epoch()`` are exempt, because each process may draw from all data.
-
-    Args:
-        pipe: the last stage.
-        workers: the number of processes that run it on each rank.
-        ranks: the number of ranks that share the data.
-        knows_workers: whether a source may get its worker from torch and split the data itself.
-        dispatches: whether one process of each rank runs the stages before ``.sharding_round_robin_dispatch()``.
-    """
-    for source, instances in _unsplit_sources(pipe, workers * ranks, ranks if dispatches else workers * ranks):
-        is_users = type(source).__module__.partition(".")[0] not in ("torch", "torchdata", "wds_datapipes")
-        if instances > 1 and not (knows_workers and is_users):
-            counts = {"ranks": ranks, "workers": instances // ranks}
-            readers = " and ".join(f"{count} {what}" for what, count in counts.items() if count > 1)
-            return (
-                f"{readers} read all of {name_of(source)}, because no stage splits it: each sample is yielded "
-                f"{instances} times per epoch. Put .sharding_filter() after the list of shards and its .shuffle(), "
-                "before .load_wds_shards(); or draw shards with .resample_wds_shards(), and end epochs with "
-                ".with_epoch(n)"
-            )
-    return ""
-
-
-def warn_of_copies(pipe: Any) -> None:
-    """Warn if several workers or ranks of torch's ``DataLoader`` read all shards.
-
-    Args:
-        pipe: the source of shards, before iteration.
-    """
-    found = graph_of(pipe).splitters
-    info = get_worker_info()
-    hidden = next((each for each in found if groups_of(each) == {}), None)
-    if hidden is None:
-        # The dataset is the whole pipeline, whose later stages may split.
-        advice = ""
-        if not found and info is not None and info.id == 0 and isinstance(info.dataset, IterDataPipe):
-            advice = advice_for_split(info.dataset, workers=info.num_workers, ranks=1, knows_workers=True)
-        if advice:
-            warn_user(advice)
-        return
-    splitter, ranks = call_of(hidden), own_rank().ranks
-    workers = 1 if info is None else info.num_workers
-    if info is not None and workers > 1:
-        if info.id == 0:
-            warn_user(
-                f"Each of {workers} workers reads all shards, because the DataLoader did not find the "
-                f"{splitter}: its dataset is a {type(info.dataset).__name__}, which wraps the pipeline. Pass "
-                "the pipeline or StatefulShards(pipeline) to the DataLoader, and do not pass the loader to "
-                "accelerator.prepare(), which wraps the pipeline in an IterableDatasetShard"
-            )
-    elif ranks > 1 and is_read_by_shard():
-        warn_user(
-            f"Each of {ranks} ranks reads all shards, in a different order, and takes every "
-            f"{ranks}th item or batch, so samples are repeated on several ranks or missing on all: the "
-            "DataLoader was passed to accelerator.prepare(), which wraps the pipeline in an IterableDatasetShard. Use "
-            "StatefulShards(pipeline), which splits between ranks itself, and do not pass the loader to prepare()"
-        )
-
-
-def is_read_by_shard() -> bool:
-    """Whether the caller is accelerate's or transformers' ``IterableDatasetShard``."""
-    # Read only the locals of this function, because reading them keeps them alive.
-    return any(
-        frame.f_code.co_name == "__iter__" and type(frame.f_locals.get("self")).__name__ == "IterableDatasetShard"
-        for frame in callers()
-    )
-
-
-def _unsplit_sources(pipe: Any, instances: int, dispatching: int) -> Iterator[tuple[Any, int]]:
-    """Yield the sources that no stage splits, with the number of processes that read each.
-
-    Args:
-        pipe: the last stage.
-        instances: the number of processes that run it.
-        dispatching: the number of those that run the stages before ``.sharding_round_robin_dispatch()``.
-    """
-    seen, found = set[int](), [(pipe, instances)]
-    while found:
-        stage, readers = found.pop()
-        known = declared(stage)
-        is_remote = known.process_boundary == "remote"
-        if id(stage) in seen or splits(stage) or known.spans_epochs or is_remote or not _is_replicated(stage):
-            continue
-        seen.add(id(stage))
-        if known.process_boundary == "dispatched":
-            readers = dispatching
-        sources = [source for source in sources_of(stage) if isinstance(source, IterDataPipe)]
-        if not sources:
-            yield stage, readers
-        found += [(source, readers) for source in reversed(sources)]
-
-
-def _is_replicated(stage: Any) -> bool:
-    """Whether workers may run a stage, rather than only the main process; torchdata uses the same check."""
-    is_replicable = attribute_of(stage, "is_replicable")
-    return not (callable(is_replicable) and not is_replicable() and not list(sources_of(stage)))

@@ -28,7 +28,7 @@ from wds_datapipes.loading.torchdata_patches.local_functions import explain_work
 from wds_datapipes.loading.transport.flow_control import MAIN_PREFETCH, WORKER_PREFETCH
 from wds_datapipes.loading.workers.loop_items import Pipe, users_part
 from wds_datapipes.pipes.graph import PipelineGraph, graph_of
-from wds_datapipes.pipes.sharding import advice_for_split
+from wds_datapipes.pipes.split_advice import advice_for_split, log_idle_processes
 from wds_datapipes.user_warnings import warn_user
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
         graph = PipelineGraph(datapipe)
         refuse_hidden_stages(graph)
         self.describe(graph)
-        self._warn_of_repeated_data(datapipe)
+        self._warn_of_split(datapipe)
         start = partial(start_workers, self, self._start_pool) if self.num_workers else partial(run_in_process, self)
         loop = self.loop
         try:
@@ -283,8 +283,8 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
 
         return WorkerPool(jobs, start_method(self.multiprocessing_context), self.timeout_s, dispatching)
 
-    def _warn_of_repeated_data(self, datapipe: Pipe) -> None:
-        """Warn if several workers or ranks read the same data."""
+    def _warn_of_split(self, datapipe: Pipe) -> None:
+        """Warn if several workers or ranks read the same data, or if some have none."""
         if not self._knows_ranks and (advice := advice_for_torchrun()):
             warn_user(advice)
         if self.worker_init_fn is None and self.worker_reset_fn is None:  # they may split the data
@@ -292,6 +292,7 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
             workers = max(self.num_workers, 1)
             if advice := advice_for_split(datapipe, workers=workers, ranks=ranks, dispatches=True):
                 warn_user(advice)
+            log_idle_processes(datapipe, workers=workers, ranks=ranks)
 
     # States are exact without pausing the workers, and DataLoader2 itself counts items up to a limit.
 

@@ -18,7 +18,8 @@ from wds_datapipes.loading.splitting import SPLIT_TWICE, check_replicated, is_ca
 from wds_datapipes.loading.stateful_dataset.dataset_loop import DatasetLoop
 from wds_datapipes.loading.unknown_length import unknown_length_error
 from wds_datapipes.pipes.graph import PipelineGraph
-from wds_datapipes.pipes.sharding import advice_for_split, check_batch_sizes, is_read_by_shard
+from wds_datapipes.pipes.sharding import check_batch_sizes
+from wds_datapipes.pipes.split_advice import advice_for_split, is_read_by_shard, log_idle_processes
 from wds_datapipes.pipes.state.pipeline_state import refusing_corrupt_states
 from wds_datapipes.user_warnings import warn_user
 
@@ -185,7 +186,7 @@ class StatefulShards(IterableDataset[Any]):
         return iter(self.epochs)
 
     def _check_split(self, workers: int) -> None:
-        """Warn once if several workers or ranks read the same data.
+        """Warn once if several workers or ranks read the same data, or if some have none.
 
         Args:
             workers: the number of processes that read on this rank.
@@ -203,12 +204,13 @@ class StatefulShards(IterableDataset[Any]):
         is_checked, self._is_checked = self._is_checked, True
         if self._agreement is not None and (get_worker_info() is None or not self.epochs.shared.loop.is_tracked):
             self._agreement.compare(facts_of(self.epochs.state.graph, self._group, workers=workers))
+        if is_checked or self.epochs.shared.read(0).begun:  # other processes may have begun earlier epochs
+            return
+        ranks = self.epochs.state.rank.ranks
         advice = "" if self._knows_ranks else advice_for_torchrun()
-        advice = advice or advice_for_split(
-            self.pipe, workers=workers, ranks=self.epochs.state.rank.ranks, knows_workers=True
-        )
-        if advice and not is_checked:
+        if advice := advice or advice_for_split(self.pipe, workers=workers, ranks=ranks, knows_workers=True):
             warn_user(advice)
+        log_idle_processes(self.pipe, workers=workers, ranks=ranks)
 
     def begin_loop(self, batch_size: int | None, last: Any) -> None:
         """Prepare for a loop over a ``StatefulDataLoader``, and record how the last loop has left its workers.

@@ -33,7 +33,7 @@ from wds_datapipes.pipes.foreign_calls import explain_samplers
 from wds_datapipes.pipes.groups import Groups
 from wds_datapipes.pipes.samples.indexed_dataset import IndexedDataset
 from wds_datapipes.pipes.samples.indexed_rows import IndexedRows
-from wds_datapipes.pipes.sharding import warn_of_copies
+from wds_datapipes.pipes.split_advice import warn_of_copies
 from wds_datapipes.received_epochs import ReceivedEpochs
 from wds_datapipes.samples.fields import PADDING_MARK
 from wds_datapipes.shards.held_samples import NONE_AWAITED

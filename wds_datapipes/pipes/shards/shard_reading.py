@@ -11,8 +11,9 @@ from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import graph_of
 from wds_datapipes.pipes.inspection import name_of
 from wds_datapipes.pipes.roles import Source
-from wds_datapipes.pipes.sharding import unsplit, warn_of_copies
+from wds_datapipes.pipes.sharding import unsplit
 from wds_datapipes.pipes.shards.shuffle import with_whole_lists
+from wds_datapipes.pipes.split_advice import warn_of_copies
 from wds_datapipes.pipes.stage import EngineStage
 from wds_datapipes.shards.loading import ShardReader, StreamOptions
 from wds_datapipes.shards.position import ALL_SHARDS, Resume
