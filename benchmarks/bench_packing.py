@@ -45,8 +45,8 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from wds_datapipes.index import Pack
 from wds_datapipes.index.format.options import Balance
 from wds_datapipes.index.order.lanes import Lanes
-from wds_datapipes.index.order.row_columns import RowColumns
-from wds_datapipes.index.order.row_plan import RowPlan, window_of
+from wds_datapipes.index.order.rows.row_columns import RowColumns
+from wds_datapipes.index.order.rows.row_plan import RowPlan, window_of
 from wds_datapipes.index.order.sample_order import EpochOrder
 
 COUNT, ROW, SHARD, OPEN = 200_000, 8192, 2000, 64

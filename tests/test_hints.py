@@ -97,7 +97,7 @@ CALLED: dict[str, dict[str, str]] = {
     "pipes/shards/listing.py": {"buffer_size": ""},  # of torch's stage
     "tools/plan/training_run.py": {"cache_bytes": "AccessOptions"},
     "tools/prepare/sources/image_folder.py": {"has_classes": "find_images"},
-    "index/order/row_columns.py": {"select": "IndexedSamples"},
+    "index/order/rows/row_columns.py": {"select": "IndexedSamples"},
     "tools/plan/planned_rows.py": {"balance": "Pack"},
     "samples/batching.py": {"crop": "ImageDecoder"},
     "samples/bucketing.py": {"on_error": "bucket_samples"},

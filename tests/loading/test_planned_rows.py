@@ -22,9 +22,9 @@ from sweeps import WHOLE
 from wds_datapipes import IndexedSamples, explain, merge_states
 from wds_datapipes.errors import EmptySourceError, SampleSizeError, StateError
 from wds_datapipes.index import EpochOptions, IndexOptions, Join, Manifest, Pack, build_indexes
-from wds_datapipes.index.order import row_plan
-from wds_datapipes.index.order.packed_windows import pack_windows
-from wds_datapipes.index.order.row_columns import Samples, measure_rows
+from wds_datapipes.index.order.rows import row_plan
+from wds_datapipes.index.order.rows.packed_windows import pack_windows
+from wds_datapipes.index.order.rows.row_columns import Samples, measure_rows
 from wds_datapipes.testing import build_shard
 
 SIZES = (70, 1, 90, 40, 0, 60)

@@ -21,8 +21,8 @@ from wds_datapipes.index.order.join import JoinedShards
 from wds_datapipes.index.order.lanes import Lanes
 from wds_datapipes.index.order.mixed_order import MixedOrder, numbers_of_shards
 from wds_datapipes.index.order.permutation import Numbers
-from wds_datapipes.index.order.row_columns import RowColumns, Samples, measure_rows
-from wds_datapipes.index.order.row_plan import RowPlan, window_of
+from wds_datapipes.index.order.rows.row_columns import RowColumns, Samples, measure_rows
+from wds_datapipes.index.order.rows.row_plan import RowPlan, window_of
 from wds_datapipes.index.order.sample_order import (
     Chunk,
     EpochOrder,

@@ -16,7 +16,7 @@ from wds_datapipes.index.order.batch_share import BatchShare, Remainder, RestOfE
 from wds_datapipes.index.order.indexed_shards import IndexedShards
 from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.order.phase import Phase, check_amendment, phases_in, record_of
-from wds_datapipes.index.order.row_plan import RowPlan
+from wds_datapipes.index.order.rows.row_plan import RowPlan
 from wds_datapipes.index.order.sample_order import LaneOrder, Order
 from wds_datapipes.index.order.timeline import RunTimeline
 from wds_datapipes.pipes.state.seeding import SeededStage

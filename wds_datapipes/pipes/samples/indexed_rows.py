@@ -14,7 +14,7 @@ from wds_datapipes.errors import StateError
 from wds_datapipes.index.order.batch_share import BatchShare, RestOfEpoch
 from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.order.phase import Phase
-from wds_datapipes.index.order.row_plan import RowPlan
+from wds_datapipes.index.order.rows.row_plan import RowPlan
 from wds_datapipes.index.order.sample_order import Order
 from wds_datapipes.index.order.substitutes import Substitutes
 from wds_datapipes.index.read.dataset_reader import DatasetReader, ProcessReaders

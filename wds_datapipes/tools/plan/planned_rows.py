@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wds_datapipes.index.order.permutation import Numbers
-from wds_datapipes.index.order.row_plan import RowPlan
+from wds_datapipes.index.order.rows.row_plan import RowPlan
 from wds_datapipes.pipes.samples.indexed_samples import IndexedSamples
 
 #: The maximum number of rows that are measured, in steps that are spread over the epoch.

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from wds_datapipes.index.format.options import Pack
-from wds_datapipes.index.order.best_fit import pack_windows_of
 from wds_datapipes.index.order.permutation import Numbers
-from wds_datapipes.index.order.row_columns import RowColumns
+from wds_datapipes.index.order.rows.best_fit import pack_windows_of
+from wds_datapipes.index.order.rows.row_columns import RowColumns
 from wds_datapipes.index.order.sample_order import SampleOrder
 
 

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from wds_datapipes.index.format.options import Pack
-from wds_datapipes.index.order.best_fit import FEW_ROWS, MANY
 from wds_datapipes.index.order.lanes import Lanes
-from wds_datapipes.index.order.packed_windows import PackedWindow, PackedWindows, pack_windows
 from wds_datapipes.index.order.permutation import Numbers
-from wds_datapipes.index.order.row_balance import arrange_rows, balance_ranks
-from wds_datapipes.index.order.row_columns import RowColumns
+from wds_datapipes.index.order.rows.best_fit import FEW_ROWS, MANY
+from wds_datapipes.index.order.rows.packed_windows import PackedWindow, PackedWindows, pack_windows
+from wds_datapipes.index.order.rows.row_balance import arrange_rows, balance_ranks
+from wds_datapipes.index.order.rows.row_columns import RowColumns
 from wds_datapipes.index.order.sample_order import LaneOrder, SampleOrder
 from wds_datapipes.samples.row_joining import RowMark
 from wds_datapipes.seeds import derived_seed

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wds_datapipes.index import Pack
-from wds_datapipes.index.order.best_fit import FEW_ROWS, MANY, pack_rows_of, pack_windows_of
 from wds_datapipes.index.order.lanes import Lanes
-from wds_datapipes.index.order.row_balance import arrange_rows, balance_ranks
-from wds_datapipes.index.order.row_columns import RowColumns
-from wds_datapipes.index.order.row_plan import RowPlan, window_of
+from wds_datapipes.index.order.rows.best_fit import FEW_ROWS, MANY, pack_rows_of, pack_windows_of
+from wds_datapipes.index.order.rows.row_balance import arrange_rows, balance_ranks
+from wds_datapipes.index.order.rows.row_columns import RowColumns
+from wds_datapipes.index.order.rows.row_plan import RowPlan, window_of
 from wds_datapipes.index.order.sample_order import EpochOrder
 
 ROW = 20

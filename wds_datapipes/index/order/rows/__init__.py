@@ -1,0 +1,1 @@
+"""Packed rows that are planned from lengths and costs in the index."""
