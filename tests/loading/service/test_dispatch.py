@@ -479,6 +479,46 @@ def test_a_timeout_names_the_shard_of_the_dispatching_process(shards: str) -> No
     loader.shutdown()
 
 
+class PausesAtTheEnd(Unchanged):
+    """Yields items slowly; then creates a file, and waits for another one before it ends."""
+
+    def __init__(self, source: Pipe, folder: Path) -> None:
+        super().__init__(source)
+        self.folder = folder
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self.source:
+            time.sleep(0.001)  # so that each is a message of its own
+            yield item
+        (self.folder / "paused").touch()
+        wait_for(self.folder / "received")
+
+
+class TakesEvenItemsDuringThePause(PausesAtTheEnd):
+    """Yields the items, but even ones only during the pause."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self.source:
+            if item % 2 == 0:
+                wait_for(self.folder / "paused")
+            yield item
+
+
+def wait_for(file: Path) -> None:
+    while not file.exists():
+        time.sleep(0.001)
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_no_item_waits_in_the_dispatching_process_while_the_source_pauses(tmp_path: Path) -> None:
+    pipe = TakesEvenItemsDuringThePause(dispatch(PausesAtTheEnd(numbers(30), tmp_path)), tmp_path)
+    with load(pipe, timeout_s=30) as loader:
+        items = iter(loader)
+        assert list(itertools.islice(items, 30)) == list(range(30))
+        (tmp_path / "received").touch()
+        assert list(items) == []
+
+
 def fail_at_even(number: int) -> int:
     if number % 2 == 0:
         raise ValueError(f"{number} is even")

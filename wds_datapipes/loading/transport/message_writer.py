@@ -65,6 +65,11 @@ class MessageWriter(ABC):
         ahead = self._sent - self._taken
         return ahead >= self._window or (self._sent_bytes - self._taken_bytes >= AHEAD_BYTES and ahead >= MIN_MESSAGES)
 
+    @property
+    def has_items(self) -> bool:
+        """Whether items wait to be sent."""
+        return self._bundle.count > 0
+
     def begin(self, epoch: int) -> None:
         """Discard unsent items, and begin another epoch."""
         with self._lock:

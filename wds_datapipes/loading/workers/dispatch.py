@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import select
 import socket
+import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from wds_datapipes.errors import StateError, WorkerDiedError
-from wds_datapipes.loading.transport.flow_control import DISPATCHED_MESSAGES, MAX_KEPT
+from wds_datapipes.loading.transport.flow_control import DISPATCHED_MESSAGES, MAX_KEPT, TICK_S
 from wds_datapipes.loading.transport.protocol import Kind
 from wds_datapipes.loading.transport.receiver import Receiver
 from wds_datapipes.loading.transport.sender import ReceiverGone, Sender
@@ -30,7 +33,8 @@ class RoundRobinSender(Sender):
     """A `Sender` that sends each item to the next worker in turn; the main process sends the requests.
 
     It accepts items while any worker may run out of them, and keeps those of workers that have enough: waiting for
-    these would deadlock while the main process waits for a worker that has none.
+    these would deadlock while the main process waits for a worker that has none. A second thread sends kept items to
+    workers that ask for more while the pipeline is slow.
 
     Args:
         channel: the connection to the main process.
@@ -41,9 +45,12 @@ class RoundRobinSender(Sender):
 
     def __init__(self, channel: socket.socket, targets: Sequence[socket.socket], *, together: int, name: str) -> None:
         self._targets = [Sender(target, window=DISPATCHED_MESSAGES, together=together, name=name) for target in targets]
+        self._sending = threading.Lock()  # held by the thread that uses the targets
+        self._is_polling = False
+        self._woken = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # readable once the second thread has sent items
         super().__init__(channel, window=1, together=1, name=name)
         self._poll = select.poll()
-        for each in (self, *self._targets):
+        for each in (self, *self._targets, self._woken):
             self._poll.register(each, select.POLLIN)
 
     @property
@@ -53,10 +60,11 @@ class RoundRobinSender(Sender):
 
     def begin(self, epoch: int) -> None:
         """Discard unsent items, and begin another epoch."""
-        super().begin(epoch)
-        for target in self._targets:
-            target.begin(epoch)
-        self._kept: list[deque[Any]] = [deque() for _ in self._targets]
+        with self._sending:
+            super().begin(epoch)
+            for target in self._targets:
+                target.begin(epoch)
+            self._kept: list[deque[Any]] = [deque() for _ in self._targets]
         self._turn = 0
         self._counted = 0  # the skipped items of the epoch that the main process knows of
 
@@ -78,10 +86,14 @@ class RoundRobinSender(Sender):
                 "requires more: the stages after .sharding_round_robin_dispatch() drop items too unevenly. Put them "
                 "before it"
             )
-        kept.append(item)
         self._items += 1
         self._turn = (number + 1) % len(self._targets)
-        return self._send_kept(number) or bool(kept)
+        with self._sending:
+            kept.append(item)
+            sent = self._send_kept(number)
+            if self._is_behind(number):
+                self._flush_later()
+            return sent or bool(kept)
 
     def send(self, kind: Kind, payload: bytes = b"") -> None:
         """Send the end of the items, or an error, to each worker after its items, and the counters to the main process.
@@ -98,9 +110,10 @@ class RoundRobinSender(Sender):
                 super().send(kind, payload)
             return
         self._send_last_counters()
-        for number, kept in enumerate(self._kept):
-            kept.append(EpochEnd(kind, payload))
-            self._send_kept(number)
+        with self._sending:
+            for number, kept in enumerate(self._kept):
+                kept.append(EpochEnd(kind, payload))
+                self._send_kept(number)
 
     def flush(self) -> None:
         """Send the waiting items.
@@ -118,9 +131,8 @@ class RoundRobinSender(Sender):
             ReceiverGone: the other side has closed.
         """
         super().receive_requests()
-        for number, target in enumerate(self._targets):
-            target.receive_requests()
-            self._send_kept(number)
+        with self._sending:
+            self._serve()
         self._bytes = sum(target._bytes for target in self._targets)
         self._count_making()
         self._publish()
@@ -132,23 +144,62 @@ class RoundRobinSender(Sender):
             ReceiverGone: the other side has closed.
         """
         begin = self._count_making()
-        ready = {descriptor for descriptor, _ in self._poll.poll()}
+        with self._sending:
+            self._is_polling = True
+        self._poll.poll()
         self._count_waiting(begin)
-        for target in self._targets:
-            if target.fileno() in ready:
-                target.wait()  # which sends its waiting items, too
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._woken)
         self.receive_requests()
+        with self._sending:
+            self._is_polling = False
+            if any(map(self._is_behind, range(len(self._targets)))):
+                self._flush_later()
 
     def close(self) -> None:
         """Close the descriptors; waiting items are not sent."""
-        for target in self._targets:
-            target.close()
+        self.closed.set()
+        with self._sending:
+            for target in self._targets:
+                target.close()
+            os.close(self._woken)
         super().close()
 
     def name_producer(self, producer: str) -> None:
         """Set the name of the stage that produces the items, for messages."""
         for target in self._targets:
             target.name_producer(producer)
+
+    def _is_behind(self, number: int) -> bool:
+        """Whether items wait until a worker takes others."""
+        target = self._targets[number]
+        return bool(self._kept[number]) or (target.is_full and target.has_items)
+
+    def _serve(self) -> None:
+        """Send items to the workers that have asked for more."""
+        for number, target in enumerate(self._targets):
+            was_full = target.is_full
+            target.receive_requests()
+            if was_full and not target.is_full:
+                target.flush()
+            self._send_kept(number)
+
+    def _tick(self) -> None:
+        while self.has_waiting.wait() and not self.closed.wait(TICK_S):
+            with self._sending:
+                if self.closed.is_set():
+                    return
+                if self._is_polling or not any(map(self._is_behind, range(len(self._targets)))):
+                    self._is_ticking = False
+                    self.has_waiting.clear()
+                    continue
+                was_full = self.is_full
+                try:
+                    self._serve()
+                except ReceiverGone:  # the other thread detects it, too
+                    return
+                if was_full and not self.is_full:
+                    os.eventfd_write(self._woken, 1)
 
     def _send_kept(self, number: int) -> bool:
         """Send a worker its kept items while it wants more; return whether a message was sent."""
