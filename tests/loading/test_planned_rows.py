@@ -488,6 +488,10 @@ def test_a_step_that_no_rows_fill_and_ranks_that_do_not_divide_it_are_refused(co
         IndexedSamples(columns, epoch=EpochOptions(pack=Pack(length="length", row=10)))
     with pytest.raises(ValueError, match="bucket_by"):
         EpochOptions(pack=Pack(length="length", row=10), bucket_by=[1])
+    with pytest.raises(ValueError, match=naming("row", "below 2**31")):
+        Pack(length="length", row=1 << 31)
+    with pytest.raises(ValueError, match=naming("the limit of second", "below 2**31")):
+        Pack(length="length", row=10, second=("images", 1 << 40))
     for facts, build in (
         (["rows", ".batch(2)", ".pack_rows()"], lambda: samples(2).batch(2)),
         (["2 rows per rank", ".batch(3)"], lambda: samples(2).wds_decode().pack_rows("json").batch(3)),

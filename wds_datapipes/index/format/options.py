@@ -181,10 +181,11 @@ class Pack:
 
     Args:
         length: the number of tokens of each sample, an integer.
-        row: the maximum number of tokens in a row.
+        row: the maximum number of tokens in a row, below 2**31.
         cost: what each sample costs a rank, such as ``tokens + tokens**2 / 8192``; by default, its length. Numbers that
             are not integers are rounded to multiples of 2**-30 of the power of two above the largest.
-        second: another bound of a row, such as ``("images", 16)``: a column, and its maximum sum in a row.
+        second: another bound of a row, such as ``("images", 16)``: a column, and its maximum sum in a row, below 2**31.
+            Each part of a split sample counts the whole value.
         window: the number of samples that are packed at once; by default, those of about 16 steps, but at most 32,768.
             A larger window needs less padding and memory for its plan, which takes about 1 µs per sample.
         balance: which rows share a step. ``"mixed"`` gives each step rows of all costs, so all steps are alike.
@@ -228,6 +229,9 @@ class Pack:
             if not isinstance(second, tuple) or len(second) != 2:
                 raise TypeError(f'second must be a column and a limit, such as ("images", 16), not {second!r:.100}')
             check_integer("the limit of second", second[1], 1)
+        for name, limit in (("row", self.row), ("the limit of second", second[1] if second else 1)):
+            if limit >= 1 << 31:
+                raise ValueError(f"{name} must be below 2**31, as lengths are, not {limit}")
         for name, column in (("length", self.length), ("cost", self.cost), ("second", second and second[0])):
             if not (column is None or isinstance(column, str | list | tuple | np.ndarray) or callable(column)):
                 raise TypeError(f"{name} must be the name of a column, an array or a function, not {column!r:.100}")
