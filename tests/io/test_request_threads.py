@@ -1,4 +1,4 @@
-"""Requests that few threads send together: their answers, their errors, and what closing drops."""
+"""Requests of which few threads have several in flight: their answers, their errors, and what closing drops."""
 
 from __future__ import annotations
 
@@ -22,6 +22,11 @@ class Requests:
         self.log: list[tuple[str, int]] = []
         self.released = threading.Event()
         self.released.set()
+
+    @property
+    def in_flight(self) -> int:
+        log = [*self.log]
+        return sum(what == "sent" for what, _ in log) - sum(what == "received" for what, _ in log)
 
     def request(self, number: int, error: str = "") -> Callable[[], SentCall[int]]:
         def receive() -> int:
@@ -77,22 +82,53 @@ def quicken(pool: RequestThreads, times: int) -> None:
         pool.quicken(is_near=True)
 
 
-@pytest.mark.parametrize("quicker", [0, 1, 2])
-def test_requests_are_sent_before_the_first_answer_is_awaited(
-    pool: RequestThreads, requests: Requests, quicker: int
+@pytest.mark.parametrize(
+    ("quicker", "sent_before"),
+    [(0, [1, 2, 3, 4, 5, 6, 7, 8]), (1, [2, 3, 4, 5, 6, 7, 8, 8]), (2, [4, 4, 6, 6, 8, 8, 8, 8])],
+)
+def test_requests_are_sent_while_others_are_in_flight(
+    pool: RequestThreads, requests: Requests, quicker: int, sent_before: list[int]
 ) -> None:
     quicken(pool, quicker)
     released = hold_thread(pool)
     futures = [pool.request(requests.request(number)) for number in range(8)]
     released.set()
     assert [future.result(LIMIT_S) for future in futures] == [*range(8)]
-    together = 2**quicker
-    assert requests.log == [
-        (what, number)
-        for first in range(0, 8, together)
-        for what in ("sent", "received")
-        for number in range(first, first + together)
-    ]
+    assert [number for what, number in requests.log if what == "received"] == [*range(8)]
+    found = [requests.log.index(("received", number)) - number for number in range(8)]
+    assert found == sent_before
+
+
+def test_more_and_more_requests_are_in_flight_while_the_reader_waits(requests: Requests) -> None:
+    pool, most = RequestThreads("requests"), request_threads.MAX_THREADS
+    assert pool.request(requests.request(0)).result(LIMIT_S) == 0
+    requests.released.clear()
+    futures = [pool.request(requests.request(number)) for number in range(1, 500)]
+    reader = threading.Thread(target=pool.await_answer, args=(futures[-1], lambda: False))
+    reader.start()
+    # 2 threads, each with a request; 2 more, each with at least 2; 4 with 4; and 8 with 8
+    while len(threads()) < most or requests.in_flight < 2 + 4 + 16 + 64:
+        time.sleep(0.001)
+    assert requests.in_flight <= most * MAX_TOGETHER
+    requests.released.set()
+    reader.join(LIMIT_S)
+    assert [future.result(LIMIT_S) for future in futures] == [*range(1, 500)]
+    pool.close()
+
+
+def test_a_reader_sends_no_more_requests_before_the_first_answer_of_a_store(requests: Requests) -> None:
+    pool = RequestThreads("requests")
+    requests.released.clear()
+    futures = [pool.request(requests.request(number)) for number in range(50)]
+    reader = threading.Thread(target=pool.await_answer, args=(futures[0], lambda: False))
+    reader.start()
+    reader.join(5 * request_threads.DOUBLING_S)
+    assert reader.is_alive()
+    assert requests.in_flight <= request_threads.FIRST_THREADS
+    requests.released.set()
+    reader.join(LIMIT_S)
+    assert [future.result(LIMIT_S) for future in futures] == [*range(50)]
+    pool.close()
 
 
 def test_an_error_concerns_only_its_own_request(pool: RequestThreads, requests: Requests) -> None:

@@ -1,4 +1,4 @@
-"""Request threads: each sends several requests before it waits for the first answer, so that few wait for many."""
+"""Request threads: each has several requests in flight, so that few threads wait for many answers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
+from concurrent.futures import TimeoutError as NoResultError
 from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -16,8 +17,10 @@ T = TypeVar("T")
 
 #: The number of threads at first, and its maximum; more than at first do not help if a store is near.
 FIRST_THREADS, MAX_THREADS = 2, 16
-#: The maximum number of requests that a thread sends before it waits for the first answer.
+#: The maximum number of requests that a thread has in flight.
 MAX_TOGETHER = 16
+#: While the reader waits, the number of requests in flight doubles after this time in seconds, again and again.
+DOUBLING_S = 0.02
 
 
 class SentCall(NamedTuple, Generic[T]):
@@ -36,16 +39,18 @@ class Pace:
     """How many requests are sent together.
 
     Attributes:
-        together: how many requests a thread sends before it waits for the first answer.
+        together: how many requests a thread has in flight.
+        has_answer: whether an answer has arrived.
     """
 
     together = 1
+    has_answer = False
 
 
 class RequestThreads(DaemonThreads):
     """A pool of daemon threads that send requests and receive the answers in the same order.
 
-    There are few requests at first. Their number increases whenever the reader has to wait: a thread for each request
+    There are few requests at first. Their number increases while the reader has to wait: a thread for each request
     would take twice as much CPU time, because threads wait for each other whenever an answer arrives.
 
     Args:
@@ -60,6 +65,19 @@ class RequestThreads(DaemonThreads):
         """Call a function that sends a request, in a thread; return what its answer will be."""
         found: Future[Any] = self.submit(send)
         return found
+
+    def await_answer(self, answer: Future[Any], is_near: Callable[[], bool]) -> None:
+        """Wait for an answer, and meanwhile send more and more requests at the same time.
+
+        Args:
+            answer: the answer for which the reader waits.
+            is_near: tells whether it waits for a near store, which is unknown before the first answer.
+        """
+        while not answer.done():
+            if self._pace.has_answer:
+                self.quicken(is_near=is_near())
+            with suppress(TimeoutError, NoResultError, CancelledError):
+                answer.exception(DOUBLING_S)
 
     def quicken(self, *, is_near: bool) -> None:
         """Send more requests at the same time, because the reader waits for an answer.
@@ -77,16 +95,18 @@ class RequestThreads(DaemonThreads):
 
 
 def _run_requests(calls: Calls, is_closed: threading.Event, pace: Pace) -> None:
-    is_last = False
-    while not is_last and (entry := calls.get()) is not None:
-        batch, sent = [entry], deque[tuple[Future[Any], SentCall[Any]]]()
-        with suppress(queue.Empty):
-            while not is_last and len(batch) < pace.together:
-                if (more := calls.get_nowait()) is None:
-                    is_last = True
-                else:
-                    batch.append(more)
-        for future, send in batch:
+    sent, is_last = deque[tuple[Future[Any], SentCall[Any]]](), False
+    while sent or not is_last:
+        count = pace.together if len(sent) <= pace.together // 2 else 0  # several at a time take less CPU time
+        while not is_last and len(sent) < count:
+            try:
+                entry = calls.get(block=not sent)
+            except queue.Empty:
+                break
+            if entry is None:
+                is_last = True
+                break
+            future, send = entry
             if is_closed.is_set():
                 future.cancel()
             if future.set_running_or_notify_cancel():
@@ -94,14 +114,14 @@ def _run_requests(calls: Calls, is_closed: threading.Event, pace: Pace) -> None:
                     sent.append((future, send()))
                 except BaseException as error:  # noqa: BLE001  `Future.result` raises it
                     future.set_exception(error)
-        while sent:
+            del entry, future, send  # objects of the calls must not stay alive while the thread waits for others
+        if sent:
             future, call = sent.popleft()
             if is_closed.is_set():
                 call.drop()
                 future.set_exception(CancelledError())
             else:
                 set_result(future, call.receive)
-            del call
-        # Objects of the calls must not stay alive while the thread waits for others.
-        del entry, batch, sent, future, send
+                pace.has_answer = True
+            del future, call
     calls.put(None)  # for the other threads

@@ -9,7 +9,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain, islice, repeat
 from pathlib import Path
@@ -41,7 +41,7 @@ from wds_datapipes.io import timeouts
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS
 from wds_datapipes.io.remote import distance
 from wds_datapipes.io.remote.http_connection import close_idle
-from wds_datapipes.io.request_threads import FIRST_THREADS, MAX_TOGETHER, Pace, RequestThreads, SentCall
+from wds_datapipes.io.request_threads import FIRST_THREADS, MAX_TOGETHER, Pace, RequestThreads
 from wds_datapipes.testing import build_shard
 
 T = TypeVar("T")
@@ -502,11 +502,11 @@ def test_a_request_reads_samples_of_one_group(
 ) -> None:
     numbers, groups = np.array([number for number, _ in wanted]), np.cumsum([begins for _, begins in wanted])
     url = local_urls(nginx)[0]
-    requested = list[int]()
+    requested = list[tuple[int, int]]()
 
     class Requests(RequestThreads):
-        def request(self, send: Callable[[], SentCall[T]]) -> Future[T]:
-            requested.append(group)
+        def request(self, send: Any) -> Future[Any]:
+            requested.append((group, send.args[0]))
             return super().request(send)
 
     threads = Requests("wds-read-ahead")
@@ -517,8 +517,12 @@ def test_a_request_reads_samples_of_one_group(
         for number, plan in enumerate(plans)
     ]
     for group in np.unique(groups).tolist():
-        planned[0].request(group)
-        assert group in requested
+        for _ in planned[0].request(group):
+            pass
+    plan = plans[0]
+    # A request comes before those that only later samples need.
+    due = dict.fromkeys((plan.groups[request], request) for request in (plan.requests[each] for each in plan.ranges))
+    assert requested == [(group, plan.starts[plan.firsts[request]]) for group, request in due]
     for plan, own in zip(plans, planned, strict=True):
         samples = PlannedSamples(plan, own, ranges, limits, {}).assemble(min(first, len(numbers)))
         assert [*map(fields_of, samples)] == [SAMPLES[0][number] for number in numbers[first:].tolist()]

@@ -7,7 +7,7 @@ import os
 import threading
 import weakref
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from functools import partial
 from stat import S_ISREG
@@ -246,16 +246,22 @@ class PlannedRanges:
     ) -> None:
         self._ranges, self._plan, self._threads, self._is_ascending = ranges, plan, threads, is_ascending
         self._requests: dict[int, Future[bytes]] = {}
+        # The requests in the order of the samples that need them first.
+        self._due = [] if threads is None else [*dict.fromkeys(map(plan.requests.__getitem__, plan.ranges))]
         self.held: dict[int, bytes] = {}
         self.is_held = plan.is_held if threads is None else [True] * len(plan.starts)
         self._group = -1
 
-    def request(self, group: int) -> None:
-        """Begin to read the ranges of a group, if other threads do that."""
+    def request(self, group: int) -> Iterator[None]:
+        """Begin to read the ranges of a group, one request at each step and in the order of the samples.
+
+        Nothing is read if no threads read ahead.
+        """
         if self._threads is not None:
             groups = self._plan.groups
-            for request in range(bisect_left(groups, group), bisect_right(groups, group)):
+            for request in self._due[bisect_left(groups, group) : bisect_right(groups, group)]:
                 self._requests[request] = self._threads.request(partial(self._ranges.send, *self._span(request)))
+                yield
 
     def hold(self, number: int) -> bytes:
         """Return the data of a range, and hold it and the other ranges of its request.
@@ -276,7 +282,7 @@ class PlannedRanges:
         plan, threads = self._plan, self._threads
         answer = self._requests.pop(request, None)
         if threads is not None and answer is not None and not answer.done():
-            threads.quicken(is_near=is_near(self._ranges.store))
+            threads.await_answer(answer, partial(is_near, self._ranges.store))
         data = self._ranges.read(*self._span(request)) if answer is None else answer.result()
         first, end = plan.firsts[request : request + 2]
         if end - first == 1:

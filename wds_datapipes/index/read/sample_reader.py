@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import chain, islice, pairwise, repeat
+from itertools import chain, islice, pairwise, repeat, zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -227,6 +227,6 @@ class SampleReader:
 
 
 def _begin(group: int, plans: Iterable[PlannedSamples | None], items: Iterator[Item]) -> Iterator[Item]:
-    for each in filter(None, plans):
-        each.planned.request(group)
+    for _ in zip_longest(*(each.planned.request(group) for each in plans if each is not None)):  # shards take turns
+        pass
     return items
