@@ -75,6 +75,7 @@ REPORTED = {
     "remote": ["remote", "parts"],
     "decode": ["decoding"],
     "transport": ["delivery"],
+    "packing": ["packing", "planning"],
     "write": ["writing"],
     "state": ["state", "runs"],
     "scale": ["growth"],

@@ -1,8 +1,8 @@
 """How fast does one process read from a distant store, by the number of bytes that it reads ahead?
 
-"stream" reads samples of S3 in the order of the shards, and "by index" in shuffled windows, each with a limit of the
-bytes ahead. bench_peers.py compares the defaults with other loaders. "connections" is the largest number of requests
-that the server answered at the same time.
+"stream" reads samples of S3 in the order of the shards, with a limit of the bytes ahead. bench_peers.py compares the
+default, and reading by index, with other loaders. "connections" is the largest number of requests that the server
+answered at the same time.
 
 The sweep streams samples with each size and number of parts, and a limit that all parts together have. It sets
 constants of ``io/prefetch.py``, which no user can set, to find their defaults.
@@ -31,8 +31,8 @@ __all__ = ["parts"]
 
 #: Shards of 130 MB, which have many parts.
 SHARDS = PHOTOGRAPHS["IMG"]._replace(name="PARTS", shards=4, samples=1536)
-#: The limits of the bytes ahead in MiB; by index, there is always one.
-STREAM_AHEAD, INDEX_AHEAD = (0, 32, 64, 128), (32, 64, 128)
+#: The limits of the bytes ahead in MiB.
+AHEAD = (0, 32, 64, 128)
 #: The sizes of parts in MiB, and the numbers of parts, of the sweep.
 PART_MIB, PART_COUNTS = (1, 2, 4, 8), (8, 16, 32, 64)
 #: The time limit of a measurement in seconds.
@@ -43,8 +43,7 @@ def parts(arguments: Namespace) -> dict[str, Any]:
     """Compare the limits of the bytes ahead, beside webdataset; and the sizes and numbers of parts."""
     readers = {
         S3_REFERENCE: Reader(S3_REFERENCE),
-        **{f"stream, {mib} MiB": Reader("ours, stream", mib << 20) for mib in STREAM_AHEAD},
-        **{f"by index, {mib} MiB": Reader("ours, by index", mib << 20) for mib in INDEX_AHEAD},
+        **{f"stream, {mib} MiB": Reader("ours, stream", mib << 20) for mib in AHEAD},
     }
     return {
         "servers": compare_readers(readers, S3_REFERENCE, SHARDS, arguments),
