@@ -50,7 +50,8 @@ class RoundRobinSender(Sender):
         self._woken = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # readable once the second thread has sent items
         super().__init__(channel, window=1, together=1, name=name)
         self._poll = select.poll()
-        for each in (self, *self._targets, self._woken):
+        self._poll.register(self._woken, select.POLLIN)
+        for each in (self, *self._targets):
             self._poll.register(each, select.POLLIN)
 
     @property
