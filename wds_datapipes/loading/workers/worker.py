@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.reduction import DupFd, ForkingPickler
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -23,9 +23,11 @@ from wds_datapipes.loading.transport.protocol import Kind
 from wds_datapipes.loading.transport.sender import ReceiverGone, Sender
 from wds_datapipes.loading.transport.serialization import serialize
 from wds_datapipes.loading.transport.shared_memory import new_memory
-from wds_datapipes.loading.workers.dispatch import RoundRobinSender, dispatched_items
 from wds_datapipes.pipes.state.shard_order import listings_before
 from wds_datapipes.types import Instance
+
+if TYPE_CHECKING:
+    from wds_datapipes.loading.workers.dispatch import DispatchedItems
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,8 @@ def run_worker(
     sender: Sender
     try:
         if targets:
+            from wds_datapipes.loading.workers.dispatch import RoundRobinSender  # only this process needs it
+
             sender = RoundRobinSender(main, targets, together=together, name=name)
         else:
             sender = Sender(main, window=window, together=together, name=name)
@@ -132,9 +136,13 @@ class Worker:
 
     def __init__(self, job: WorkerJob, sender: MessageWriter, source: socket.socket | None = None) -> None:
         self.pipe = extract_wrapper(job.pipe)
-        self.dispatched = None if source is None else dispatched_items(self.pipe)
-        if source is not None and self.dispatched is not None:
-            self.dispatched.connect(source)
+        self.dispatched: DispatchedItems | None = None
+        if source is not None:
+            from wds_datapipes.loading.workers.dispatch import dispatched_items  # only such a worker needs it
+
+            self.dispatched = dispatched_items(self.pipe)
+            if self.dispatched is not None:
+                self.dispatched.connect(source)
         self.info = WorkerInfo(job.instance.workers, job.instance.worker)
         self.pipe = split_by_worker(self.pipe, job.instance)
         if job.init_fn is not None:
