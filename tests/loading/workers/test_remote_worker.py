@@ -25,8 +25,8 @@ from wds_datapipes.loading.snapshots import LoopPosition
 from wds_datapipes.loading.transport.flow_control import AHEAD_BYTES, TOGETHER_BYTES
 from wds_datapipes.loading.transport.message_reader import ReceivedMessage
 from wds_datapipes.loading.transport.protocol import HEADER, Header, Kind
-from wds_datapipes.loading.workers.actor_connection import ReplyReader
-from wds_datapipes.loading.workers.remote_worker import RemoteWorker, Reply
+from wds_datapipes.loading.transport.replies import Reply, ReplyReader
+from wds_datapipes.loading.workers.remote_worker import RemoteWorker
 from wds_datapipes.loading.workers.worker import WorkerJob
 from wds_datapipes.pipes.state.pipeline_state import replay_reason
 from wds_datapipes.types import ALONE

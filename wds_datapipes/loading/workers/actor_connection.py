@@ -8,20 +8,16 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from wds_datapipes.counters import Skipped, sum_skipped
 from wds_datapipes.errors import StateError, WorkerDiedError, plural, text_of
 from wds_datapipes.loading.checkpoint.format import WorkerState
 from wds_datapipes.loading.report import LOGGER, WorkerReport
 from wds_datapipes.loading.transport.flow_control import CALLS_AHEAD, MAX_TOGETHER
-from wds_datapipes.loading.transport.message_reader import MessageReader, ReceivedMessage
+from wds_datapipes.loading.transport.message_reader import ReceivedMessage
 from wds_datapipes.loading.transport.protocol import HEADER, Header, Kind
-from wds_datapipes.loading.transport.receiver import keep_freed
-from wds_datapipes.loading.transport.shared_memory import Bytes
+from wds_datapipes.loading.transport.replies import Reply, ReplyReader
 from wds_datapipes.loading.transport.status_page import Work
 from wds_datapipes.loading.workers.connection import WorkerConnection
-from wds_datapipes.loading.workers.remote_worker import Reply
 
 #: A worker that dies this many times in succession before another of its items arrives is not started again.
 MAX_DEATHS = 3
@@ -34,26 +30,6 @@ STORED_BYTES = 100_000
 
 #: What is known of a worker before its first reply.
 NO_REPLY = Reply([], Work(), Counter(), "")
-
-
-class ReplyReader(MessageReader):
-    """Rebuilds the items in replies."""
-
-    def __init__(self) -> None:
-        self._kept = 0
-
-    def memory_of(self, message: ReceivedMessage) -> memoryview:
-        """Return the segment of a message: a copy if it has arrays, which may be kept and changed, unlike objects."""
-        array: Bytes = np.array(message.attached, copy=message.header.arrays > 0)
-        return array.data
-
-    def take(self, header: Header) -> None:
-        """Keep memory for messages of this size; it counts as taken since its reply was received."""
-        if header.size > self._kept:
-            self._kept = keep_freed(header.size)
-
-    def credit(self) -> None:
-        """Do nothing: each call is a credit."""
 
 
 class ActorConnection(WorkerConnection):
