@@ -82,7 +82,7 @@ class Hosts:
         deadline = time.monotonic() + LIMIT_S
         while (left := self.used()) and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert not left
+        assert not left, left
 
     def used(self) -> dict[str, float]:
         """Return the CPUs that workers hold, the bytes that objects take, and the processes of workers."""
@@ -113,6 +113,13 @@ def running_hosts() -> tuple[Any, Any]:
         cluster.await_idle()
 
     return cluster, hosts
+
+
+def kill(process: psutil.Process) -> None:
+    """Kill a process, and wait for its end."""
+    with suppress(psutil.NoSuchProcess):
+        process.kill()
+        process.wait()
 
 
 def write_shards(shards: int, samples: int) -> None:

@@ -27,10 +27,12 @@ from wds_datapipes.pipes.inspection import call_of
 
 #: Options of actors that would change the order, or leave actors behind.
 FIXED = [
+    "allow_out_of_order_execution",
     "concurrency_groups",
     "get_if_exists",
     "lifetime",
     "max_concurrency",
+    "max_pending_calls",
     "max_restarts",
     "max_task_retries",
     "name",
@@ -161,6 +163,8 @@ class ActorPool:
         self.workers = [
             ActorConnection(f"Worker {number}", start, timeout_s, restarts) for number, start in enumerate(starts)
         ]
+        for worker in self.workers:
+            worker.others = self.workers
 
     def close(self) -> None:
         """End the actors."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-import signal
 import socket
+import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -18,12 +19,14 @@ from error_facts import naming
 from loader_kinds import Service, items_of
 from pipeline_table import REFUSED
 from ray_hosts import (
+    LIMIT_S,
     Hosts,
     Remote,
     arrays,
     drawn,
     failing,
     keys,
+    kill,
     poisoned,
     replayed,
     running_hosts,
@@ -33,6 +36,7 @@ from ray_hosts import (
 from sweeps import WHOLE
 
 from wds_datapipes.errors import StateError, WorkerDiedError
+from wds_datapipes.loading.transport.flow_control import CALLS_AHEAD, MAX_TOGETHER
 
 cluster, hosts = running_hosts()
 HOST = socket.gethostname()
@@ -46,12 +50,6 @@ NEAR_A = {"resources": {"a": 1}}
 def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_shards(SHARDS, SAMPLES)
-
-
-def kill(process: psutil.Process) -> None:
-    with suppress(psutil.NoSuchProcess):
-        process.send_signal(signal.SIGKILL)
-        process.wait()
 
 
 def epochs_of(kind: Any, build: Callable[[], Any], count: int = 2) -> list[list[Any]]:
@@ -153,9 +151,54 @@ def test_a_worker_that_dies_again_and_again_at_one_item_is_an_error(
         pytest.raises(WorkerDiedError, match=naming("has died 3 times before the same item")),
     ):
         items_of(run.epoch())
-    # The first actor may have died with other items in its last message, which the second one has sent one by one.
-    assert sum("Another actor continues" in text for text in caplog.messages) in (2, 3)
-    assert all(f"on host {HOST}" in text for text in caplog.messages)
+    # The first actors may have died with other items in their last messages, which the next one has sent again.
+    deaths = [text for text in caplog.messages if "Another actor continues" in text]
+    assert len(deaths) >= 2
+    assert f"on host {HOST}" in deaths[0]
+
+
+def test_all_workers_of_a_host_that_dies_start_again_at_the_same_time(
+    hosts: Hosts, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another host joins once all have been replaced, while the loop waits for the first one and needs no other."""
+    write_shards(SHARDS, 2 * CALLS_AHEAD * MAX_TOGETHER)  # some are not in flight
+    build, workers = partial(keys, SHARDS), 4
+    with closing(Service(build, workers)) as run:
+        whole = items_of(run.epoch())
+    with (
+        closing(Remote(build, workers, restart=True, worker_options=NEAR_A)) as run,
+        caplog.at_level(logging.WARNING, "wds_datapipes"),
+    ):
+        items = run.epoch()
+        found = items_of(items, 2 * workers)
+        actors = hosts.actors()
+        hosts.kill("a")
+        for actor in actors:  # which would go on for a while
+            kill(actor)
+        loop = threading.Thread(target=lambda: found.extend(items))
+        loop.start()
+        deadline = time.monotonic() + LIMIT_S
+        while len(replaced := names_of_replaced(caplog)) < workers and time.monotonic() < deadline:
+            time.sleep(0.1)
+        hosts.start()
+        loop.join()
+    assert replaced == {f"Worker {number}" for number in range(workers)}
+    assert found == whole
+
+
+def names_of_replaced(caplog: pytest.LogCaptureFixture) -> set[str]:
+    """Return the names of the workers that others have replaced."""
+    return {text[: len("Worker 0")] for text in caplog.messages if "Another actor" in text}
+
+
+def test_a_worker_without_items_may_die_in_each_epoch(hosts: Hosts) -> None:
+    """Its limit of deaths in succession is one for the same item."""
+    whole = epochs_of(Service, partial(keys, 1), 5)
+    with closing(Remote(partial(keys, 1), 2, restart=True)) as run:
+        for epoch in whole:
+            assert items_of(run.epoch()) == epoch
+            for actor in hosts.actors():
+                kill(actor)
 
 
 def epochs_with_a_kill(run: Remote, hosts: Hosts) -> Iterator[Any]:

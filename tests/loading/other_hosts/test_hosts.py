@@ -210,7 +210,9 @@ def test_workers_for_which_there_is_no_room_are_an_error(hosts: Hosts) -> None:
         next(run.epoch())
 
 
-@pytest.mark.parametrize("name", ["name", "lifetime", "max_restarts", "max_concurrency"])
+@pytest.mark.parametrize(
+    "name", ["allow_out_of_order_execution", "lifetime", "max_concurrency", "max_pending_calls", "max_restarts", "name"]
+)
 def test_options_that_would_change_the_order_are_refused(hosts: Hosts, name: str) -> None:
     with pytest.raises(ValueError, match=name):
         RayReadingService(1, worker_options={name: 2})

@@ -63,6 +63,7 @@ class WorkerConnection(ABC):
         self._thread = threading.current_thread()
         self._waits = Counter[str]()
         self._waiting_since: float | None = None
+        self._started = 0.0  # when the worker was started, unless before all waits
 
     @abstractmethod
     def begin(self, epoch: int, payload: object, base: WorkerState | None = None) -> None:
@@ -254,7 +255,7 @@ class WorkerConnection(ABC):
         """
         limit_s, self._waiting_since = PULSE_S, begin
         if self._timeout_s is not None:
-            limit_s = min(begin + self._timeout_s - time.monotonic(), PULSE_S)
+            limit_s = min(max(begin, self._started) + self._timeout_s - time.monotonic(), PULSE_S)
             if limit_s <= 0:
                 raise WorkerTimeoutError(self._timeout_message())
         return self._wait_s(limit_s, events)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import pickle
 import socket
+from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,14 +22,15 @@ class RemoteWorker:
     Args:
         job: the job of the worker, without the code of the user.
         code: the pickle of its pipeline and of its two functions, which is opened where errors can be reported.
-        folder: the working folder of the main process, which is entered if this host has it.
+        folder: the working folder of the main process, which is entered if this host lets it.
         alone: the number of its first items that have a message each.
     """
 
     def __init__(self, job: WorkerJob, code: bytes, folder: str | None, alone: int) -> None:
         torch.set_num_threads(1)
-        if folder is not None and Path(folder).is_dir():
-            os.chdir(folder)
+        if folder is not None:
+            with suppress(OSError):
+                os.chdir(folder)
         self._job, self._code = job, code
         name = f"{job.name} on host {socket.gethostname()}"
         self._writer = ReplyWriter(window=job.window, together=job.together, name=name, alone=alone)
