@@ -108,13 +108,13 @@ def plan(
         raise WrongUse("--plot requires --compare, whose plans it draws")
     if pack and compare:
         raise WrongUse("--pack prints the rows of one plan, so it excludes --compare")
+    manifest = find_manifest(dataset, stores, index_dir)
     if not compare and options.global_batch_size % options.ranks:
         hosts = f"--hosts {options.hosts}, --ranks-per-host {options.ranks_per_host}"
         raise WrongUse(
             f"--global-batch-size {options.global_batch_size} is not divisible by the {plural(options.ranks, 'rank')} "
             f"of this run ({hosts}). Choose other numbers"
         )
-    manifest = find_manifest(dataset, stores, index_dir)
     if pack:
         access = AccessOptions(index_dir=index_dir, indexes="require", storage_options=stores.store)
         print_rows(manifest, options, parse_pack(pack), access, json=json)
