@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -20,9 +21,10 @@ from loader_kinds import items_of
 from ray_hosts import FOLDERS, LIMIT_S, Hosts, Remote, keys, kill, running_hosts, write_shards
 
 from wds_datapipes.errors import WorkerTimeoutError
+from wds_datapipes.loading import other_hosts
 from wds_datapipes.loading.transport.flow_control import CALLS_AHEAD, MAX_TOGETHER
 from wds_datapipes.loading.workers import actor_connection, connection
-from wds_datapipes.loading.workers.actor_connection import START_S
+from wds_datapipes.loading.workers.actor_connection import START_S, ActorConnection
 
 cluster, hosts = running_hosts()
 SHARDS, SAMPLES = 4, 30
@@ -101,28 +103,31 @@ class Clock:
         return time.monotonic() + self.ahead_s
 
 
-def connections_of(run: Remote) -> Any:
-    """Return the connections to the workers of a loader; no public name has them."""
-    return run.loader.reading_service.loop.items._pool.workers
+def replace_starts(monkeypatch: pytest.MonkeyPatch, again: Callable[[Callable[[int], Any], int], Any]) -> None:
+    """Let a function start the actors that replace others; it is passed what starts one, and its argument."""
+
+    class Connection(ActorConnection):
+        def __init__(self, name: str, start: Callable[[int], Any], *limits: Any) -> None:
+            super().__init__(name, lambda alone: again(start, alone) if alone else start(alone), *limits)
+
+    monkeypatch.setattr(other_hosts, "ActorConnection", Connection)
 
 
 def test_a_restart_has_the_whole_time_limit(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop has waited for most of the limit when a host dies, and its successor takes as long to start."""
     write_shards(SHARDS, samples := 2 * CALLS_AHEAD * MAX_TOGETHER)  # some are not in flight
     clock = Clock(monkeypatch)
+
+    def start_late(start: Callable[[int], Any], alone: int) -> Any:
+        clock.ahead_s += 900.0
+        actor = start(alone)
+        clock.ahead_s += 900.0
+        return actor
+
+    replace_starts(monkeypatch, start_late)
     with closing(Remote(partial(keys, SHARDS), 1, restart=True, timeout_s=1000.0)) as run:
         items = run.epoch()
         head = items_of(items, 7)
-        [worker] = connections_of(run)
-        start = worker._start
-
-        def start_late(alone: int) -> Any:
-            clock.ahead_s += 900.0
-            actor = start(alone)
-            clock.ahead_s += 900.0
-            return actor
-
-        worker._start = start_late
         kill(hosts.actors()[0])
         assert len(head + items_of(items)) == SHARDS * samples
         assert clock.ahead_s == 1800.0
@@ -147,23 +152,23 @@ def test_a_worker_that_does_not_start_is_logged_once(
         assert fact in message
 
 
-def test_a_loader_that_ends_while_a_worker_is_replaced_leaves_nothing(hosts: Hosts) -> None:
+def test_a_loader_that_ends_while_a_worker_is_replaced_leaves_nothing(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another thread ends it at the moment when the new actor exists, but is not known yet."""
     write_shards(SHARDS, 2 * CALLS_AHEAD * MAX_TOGETHER)  # some are not in flight
     run = Remote(partial(keys, SHARDS), 1, restart=True)
-    items = run.epoch()
-    next(items)
-    [worker] = connections_of(run)
-    starts = [worker._start]
 
-    def start_and_end(alone: int) -> Any:
-        actor = starts.pop()(alone)
+    def start_and_end(start: Callable[[int], Any], alone: int) -> Any:
+        actor = start(alone)
         other = threading.Thread(target=run.close)
         other.start()
         other.join(LIMIT_S)
         return actor
 
-    worker._start = start_and_end
+    replace_starts(monkeypatch, start_and_end)
+    items = run.epoch()
+    next(items)
     kill(hosts.actors()[0])
     with pytest.raises(RuntimeError, match="Worker 0 was shut down during a read"):
         items_of(items)
