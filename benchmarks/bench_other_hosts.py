@@ -12,8 +12,8 @@ read-only, and stay in the object store while they are used. "bare actors, tenso
 kinds of items are those of bench_transport.py. The loop reads a byte of each page of a batch. CPU is that of the
 training process alone.
 
-Crops are cut from JPEG images of 80 KB by local workers, and by as many actors on another node. The start of a loader,
-until its first item, is compared with that of empty actors: a worker imports torch and this package.
+Crops are cut from JPEG images of 80 KB by local workers, and by as many actors on one node or on the other one. The
+start of a loader, until its first item, is compared with that of empty actors: a worker imports torch and this package.
 """
 
 from __future__ import annotations

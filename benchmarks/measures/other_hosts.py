@@ -170,18 +170,18 @@ def measure_deliveries(rounds: int, kinds: Iterable[str], seconds: float) -> dic
     return found
 
 
-def measure_crops(rounds: int, data: Path, scale: float, seconds: float) -> dict[str, list[Run]]:
-    """Measure batches of crops of JPEG images, with local workers and with as many actors on another node."""
+def measure_crops(rounds: int, data: Path, scale: float, seconds: float) -> dict[str, dict[str, list[Run]]]:
+    """Measure batches of crops of JPEG images, with local workers and with as many actors on this node and another."""
     urls = PHOTOGRAPHS["IMG"].write(data, scale, multiple=BATCH)
 
-    def crops() -> Any:
-        return crops_of(urls * 100)
+    def crops(service: Callable[[], Any]) -> Run:
+        return measure(loaded(crops_of(urls * 100), service()), BATCH, seconds)
 
-    measures = {
-        LOCAL: lambda: measure(loaded(crops(), ShardReadingService(WORKERS)), BATCH, seconds),
-        OURS: lambda: measure(loaded(crops(), remote("far")), BATCH, seconds),
-    }
-    found, _ = in_turn("JPEG to crops", measures, rounds)
+    found = {}
+    for place, title in PLACES.items():
+        services = {LOCAL: partial(ShardReadingService, WORKERS), OURS: partial(remote, place)}
+        measures = {name: partial(crops, service) for name, service in services.items()}
+        found[title], _ = in_turn(f"JPEG to crops, {title}", measures, rounds)
     return found
 
 
