@@ -66,10 +66,7 @@ PYTHONS = nox.project.python_versions(PROJECT)
 OLDEST_TORCH, PYTHONS_OF_OLDEST = "2.4.1", ("3.10", "3.11", "3.12")
 #: The questions of benchmarks that the documentation answers, and their arguments, by program.
 REPORTED = {
-    "peers": [
-        *("end_to_end", "s3", "--workers", "0", "1", "2"),
-        *("--stores", "HTTP", "10 ms", "100 ms", "S3", "S3, presigned"),
-    ],
+    "peers": ["end_to_end", "s3", "--workers", "2", "--stores", "10 ms", "100 ms"],
     "reading": ["reading", "--sets", "SMALL", "IMG", "BIG"],
     "index": ["indexed", "--sets", "SMALL", "IMG", "BIG"],
     "remote": ["remote", "parts"],
@@ -81,6 +78,7 @@ REPORTED = {
     "scale": ["growth"],
     "batches": ["shuffle_quality"],
     "train": ["training"],
+    "other_hosts": ["other_hosts"],
     "own_code": ["own_code"],
 }
 
@@ -292,7 +290,7 @@ def bench(session: nox.Session) -> None:
 
     The environments of other loaders take 8 GB. One that cannot be installed is left out, and the output says so.
     """
-    session.install("-c", CONSTRAINTS, "-e", ".[all]", *group("bench"))
+    session.install("-c", CONSTRAINTS, "-e", ".[all,ray]", *group("bench"))
     for name in PROJECT["dependency-groups"]:
         if name.startswith("bench_"):
             session.run_install("python", "benchmarks/environments.py", name.removeprefix("bench_"), *group(name))
