@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -178,19 +179,24 @@ def pickle_code(pipe: Any, *functions: Any) -> bytes:
     """Return a pipeline and functions for other hosts; those of the main program are pickled by value.
 
     Raises:
-        PicklingError: a stage cannot be pickled; the message names it.
+        PicklingError: a stage or a function cannot be pickled; the message names it.
     """
     from ray import cloudpickle
 
+    if (main := sys.modules["__main__"]).__name__ != "__main__":  # multiprocessing has spawned this process
+        cloudpickle.register_pickle_by_value(main)
     try:
         return bytes(cloudpickle.dumps((pipe, *functions)))
     except Exception as error:
-        parts = [(stage, *part) for stage in PipelineGraph(pipe).stages for part in vars(stage).items()]
-        for stage, name, value in parts:
+        parts = [
+            (f"The attribute {name!r} of {call_of(stage)}", value)
+            for stage in PipelineGraph(pipe).stages
+            for name, value in vars(stage).items()
+        ]
+        for what, value in (*parts, *zip(("worker_init_fn", "worker_reset_fn"), functions, strict=True)):
             if not isinstance(value, IterDataPipe | MapDataPipe) and not takes(cloudpickle.dumps, value):
                 raise pickle.PicklingError(
-                    f"{call_of(stage)} cannot be sent to other hosts, because its attribute {name!r} cannot be pickled "
-                    f"({type(error).__name__}: {text_of(error)}). Open files, locks and connections where they are "
-                    "used, or in worker_init_fn"
+                    f"{what} cannot be sent to other hosts ({type(error).__name__}: {text_of(error)}). Open files, "
+                    "locks and connections where they are used, or in worker_init_fn"
                 ) from error
         raise

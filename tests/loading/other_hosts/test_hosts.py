@@ -32,6 +32,7 @@ from ray_hosts import (
     keys,
     large,
     running_hosts,
+    samples,
     write_shards,
 )
 from torch.utils.data.datapipes.iter import IterableWrapper
@@ -182,6 +183,37 @@ def test_functions_of_the_main_program_are_sent_by_value_and_others_name_their_s
         pytest.raises(pickle.PicklingError, match=naming(".map()", "fn", "lock", "worker_init_fn")),
     ):
         run.epoch()
+    with (
+        closing(Remote(partial(keys, SHARDS), 1, worker_init_fn=lambda pipe, _: (pipe, lock)[0])) as run,
+        pytest.raises(pickle.PicklingError, match=naming("worker_init_fn cannot be sent", "lock")),
+    ):
+        run.epoch()
+
+
+@pytest.mark.filterwarnings("ignore:Local function is not supported by pickle")
+@pytest.mark.parametrize("module", ["__main__", "__mp_main__"])
+def test_classes_of_the_main_program_arrive_as_they_are(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch, module: str
+) -> None:
+    """Those of items and of errors; multiprocessing gives the second name to the main program in a new process."""
+    monkeypatch.setattr(sys.modules["__main__"], "__name__", module)
+    monkeypatch.setitem(sys.modules, module, sys.modules["__main__"])
+    item, error = (
+        type(name, (base,), {"__module__": module}) for name, base in (("Item", dict), ("OddError", ValueError))
+    )
+    for each in (item, error):
+        monkeypatch.setattr(sys.modules["__main__"], each.__name__, each, raising=False)
+
+    def make(sample: Any) -> Any:
+        if sample["__key__"] == "2-17":
+            raise error(sample["__key__"])
+        return item(sample)
+
+    with closing(Remote(lambda: samples(SHARDS).map(make), 1)) as run:
+        items = run.epoch()
+        assert {type(next(items)) for _ in range(3)} == {item}
+        with pytest.raises(error, match=naming(f"on host {HOST}", "2-17")):
+            items_of(items)
 
 
 def add_worker(pipe: Any, info: Any) -> Any:

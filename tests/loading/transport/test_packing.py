@@ -7,15 +7,18 @@ import dataclasses
 import itertools
 import pickle
 import random
+import sys
 import threading
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from error_facts import naming
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -24,7 +27,7 @@ from same_values import assert_same
 
 from wds_datapipes.loading.transport.flow_control import TOGETHER_BYTES
 from wds_datapipes.loading.transport.protocol import INLINE
-from wds_datapipes.loading.transport.serialization import APART, Serializer, describe, unpack
+from wds_datapipes.loading.transport.serialization import APART, SendableError, Serializer, describe, serialize, unpack
 
 #: The machine may be busy.
 BUSY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -380,3 +383,21 @@ def test_a_failed_item_does_not_affect_the_next(items: list[tuple[bool, Any]]) -
         else:
             assert_same(carried(item, packer), item)
             assert len(packer.pack(7)[2]) == 0
+
+
+# errors
+
+
+def test_an_error_whose_class_the_main_process_lacks_has_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = ModuleType("only_there")
+    monkeypatch.setitem(sys.modules, "only_there", module)
+    module.OddError = type("OddError", (ValueError,), {"__module__": "only_there"})
+    try:
+        raise module.OddError("the sample is odd")
+    except ValueError:
+        packed = serialize(SendableError("in worker 0"))
+    with pytest.raises(module.OddError):
+        unpack(packed).reraise()
+    monkeypatch.delitem(sys.modules, "only_there")
+    with pytest.raises(RuntimeError, match=naming("in worker 0", "only_there.OddError: the sample is odd")):
+        unpack(packed).reraise()

@@ -8,8 +8,8 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
-from multiprocessing.reduction import ForkingPickler
 from types import SimpleNamespace
 from typing import Any, NoReturn, TypeAlias
 
@@ -90,6 +90,8 @@ class Serializer(pickle.Pickler):
             return self._reduce_tensor(obj)
         if kind is np.ndarray and obj.itemsize and not obj.dtype.hasobject:
             return _array, self._arguments_of(obj)
+        if isinstance(obj, type) and (original := _original_of(obj)):
+            return _class_of, (original,)
         return NotImplemented
 
     def _reduce_tensor(self, tensor: torch.Tensor) -> Any:
@@ -156,6 +158,24 @@ def _tensor(*arguments: Any) -> torch.Tensor:
     return tensor.view(arguments[5]) if arguments[5:] else tensor
 
 
+def _original_of(cls: type) -> str | None:
+    """Return by what Ray finds a class of the main program, if this is the copy of it in a process on another host.
+
+    No module there has it under its name, so pickle would not find it.
+    """
+    ray: Any = sys.modules.get("ray.cloudpickle.cloudpickle")
+    if ray is None or getattr(sys.modules.get(cls.__module__), cls.__qualname__, None) is cls:
+        return None
+    found: str | None = ray._DYNAMIC_CLASS_TRACKER_BY_CLASS.get(cls)
+    return found
+
+
+def _class_of(original: str) -> Any:
+    from ray.cloudpickle import cloudpickle
+
+    return cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID[original]
+
+
 def unpack(pickled: Any, arrays: Iterable[Any] = ()) -> Any:
     """Return the item that was packed; its large arrays and tensors are views of ``arrays``."""
     return pickle.loads(pickled, buffers=arrays)  # noqa: S301  the other process is part of this program
@@ -200,10 +220,18 @@ class SendableError(ExceptionWrapper):
 
     def __init__(self, where: str) -> None:
         super().__init__(sys.exc_info(), where)  # type: ignore[no-untyped-call]
-        if not takes(ForkingPickler.dumps, self.exc_type):
+        if not takes(serialize, self.exc_type):
             self.exc_type: type[BaseException] = RuntimeError  # the text contains the name of the class
         raised = sys.exc_info()[1]
         self._hinted = raised.args[0] if isinstance(raised, WdsError) and raised.hints else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "exc_type": serialize(self.exc_type)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, exc_type=RuntimeError)
+        with suppress(Exception):  # this process may lack the class, whose name the text contains
+            self.exc_type = unpack(state["exc_type"])
 
     def reraise(self) -> NoReturn:
         """Raise the exception again, or else a RuntimeError with the same message; the message has all information."""
