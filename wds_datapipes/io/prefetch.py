@@ -101,6 +101,8 @@ class ShardPrefetcher(Iterable[T]):
 
     def close(self) -> None:
         """Stop prefetching all shards."""
+        for fetch in [*self._fetches.values()]:  # all of them before waiting for the first
+            fetch.stop()
         for index in [*self._fetches]:
             self._release(index)
 

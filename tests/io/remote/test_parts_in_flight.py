@@ -19,6 +19,7 @@ from shard_in_parts import PART, SHARD, address, members_of, small_parts, thread
 from wds_datapipes import ShardReadingService
 from wds_datapipes.errors import ShardReadError, WorkerDiedError
 from wds_datapipes.io import prefetch
+from wds_datapipes.io.remote.part_fetch import PartFetch
 from wds_datapipes.io.remote.remote_parts import RemoteParts
 from wds_datapipes.io.remote.resuming_stream import ResumingStream
 from wds_datapipes.testing import build_shard
@@ -178,6 +179,21 @@ def test_a_loop_that_ends_early_leaves_no_thread(proxy: FaultProxy, count: int, 
             end(samples)
         del samples
         until(lambda: not threads())
+
+
+def test_all_threads_are_stopped_before_the_first_is_awaited(
+    proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a store that accepts no connections would delay the end of a loop by seconds for each shard."""
+    log = list[str]()
+    stop, join = PartFetch.stop, PartFetch.join
+    monkeypatch.setattr(PartFetch, "stop", lambda fetch: (log.append("stop"), stop(fetch)))
+    monkeypatch.setattr(PartFetch, "join", lambda fetch, until: (log.append("join"), join(fetch, until)))
+    next(samples := iter(members_of([address(proxy)[0]] * 9, read_ahead=300_000)))
+    del samples
+    count = log.count("join")
+    assert log[:count] == ["stop"] * count
+    assert count > 3
 
 
 @pytest.mark.parametrize("calls", [1, 2, 3, 7])

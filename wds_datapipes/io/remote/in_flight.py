@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import socket
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 #: The sockets that wait for the headers of a response, by the thread that has sent the request.
 _waiting: dict[int | None, socket.socket] = {}
-#: The threads whose requests were aborted.
-_aborted: set[int | None] = set()
+#: The sockets whose requests were aborted; not the threads, because a later one may have the same identifier.
+_aborted: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 class AbortedRequestError(Exception):
@@ -29,18 +30,18 @@ def wait_for_headers(sock: socket.socket) -> Iterator[None]:
     try:
         yield
     except Exception:
-        if thread in _aborted:
+        if sock in _aborted:
             raise AbortedRequestError from None
         raise
     finally:
         _waiting.pop(thread, None)
-        _aborted.discard(thread)
 
 
 def abort_request(thread: threading.Thread) -> None:
     """Abort the request of a thread that waits for the headers of a response, if it does."""
-    if (sock := _waiting.get(thread.ident)) is not None:
-        _aborted.add(thread.ident)
+    # A later thread may have the identifier of one that has ended.
+    if thread.is_alive() and (sock := _waiting.get(thread.ident)) is not None:
+        _aborted.add(sock)
         with suppress(OSError):  # it may be closed
             sock.shutdown(socket.SHUT_RDWR)
 

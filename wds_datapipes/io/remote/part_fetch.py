@@ -154,6 +154,7 @@ class PartFetch:
         with self._changed:
             self._is_stopped = True
             self._changed.notify_all()
+        abort_request(self._thread)
         if (stream := self._stream) is not None:
             stream.abandon()
 

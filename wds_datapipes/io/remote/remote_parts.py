@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -57,7 +58,7 @@ class RemoteParts:
     ) -> None:
         self._url, self._options, self._unused = url, options, unused
         self._part_bytes, self._next, self._file = part_bytes, part_bytes if file is None else start, file
-        self._is_stopped = threading.Event()
+        self._is_stopped, self._until = threading.Event(), math.inf
         self.fetches: deque[PartFetch] = deque()
         self._process = os.getpid()
         if file is None:
@@ -145,16 +146,22 @@ class RemoteParts:
         """Return at most ``size`` of the buffered bytes, none at the end of the file; see `PartFetch`."""
         return self.fetches[0].take(size)
 
-    def close(self) -> None:
-        """Stop fetching."""
+    def stop(self) -> None:
+        """Stop fetching, without waiting for the threads."""
         if os.getpid() != self._process:  # in a forked process: the threads run in the parent
             return
         self._is_stopped.set()
+        self._until = min(self._until, time.monotonic() + GRACE_S)
         for fetch in self.fetches:
             fetch.stop()
-        until = time.monotonic() + GRACE_S
+
+    def close(self) -> None:
+        """Stop fetching, and wait briefly for the threads."""
+        if os.getpid() != self._process:
+            return
+        self.stop()
         for fetch in self.fetches:
-            fetch.join(until)
+            fetch.join(self._until)
         if self._file is not None:
             self._file.close()
 
