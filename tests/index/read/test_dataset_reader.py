@@ -9,7 +9,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain, islice, repeat
 from pathlib import Path
@@ -223,6 +223,34 @@ def test_a_window_of_small_samples_is_read_in_long_pieces(
             assert found == [*chain(*SMALL)]
             assert 0 < sum(spans) <= most * sum(sizes)  # all of a group, whose samples come from all shards
             assert len(spans) <= 60  # of 4,000 samples
+
+
+def test_the_gaps_between_samples_of_a_request_are_not_held(
+    proxy: FaultProxy, small_shards: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may have many times as many bytes as the samples, and so exceed ``read_ahead``."""
+    request, answers = RequestThreads.request, list[Future[Any]]()
+    monkeypatch.setattr(RequestThreads, "request", lambda *call: (answers.append(request(*call)), answers[-1])[1])
+    manifest = Manifest(build_indexes([f"http://127.0.0.1:{proxy.port}/small/0.tar"], index_dir=tmp_path))
+    access = AccessOptions(index_dir=tmp_path)
+    found = list(IndexedSamples(manifest, order="sequential", select=slice(None, None, 20), access=access))
+    assert [fields_of(sample) for sample in found] == SMALL[0][::20]
+    assert len(answers) < 10
+    assert sum(len(piece) for answer in answers for piece in answer.result()) <= 2 * len(found) * 1024
+
+
+def test_a_forked_process_cannot_read_on_but_its_parent_can(
+    proxy: FaultProxy, shards: tuple[str, Path], forked: Callable[..., int | None]
+) -> None:
+    samples = iter(dataset(proxy.port, shards, {"read_ahead": 300_000}))
+    next(samples)
+
+    def read_on() -> None:
+        with pytest.raises(ShardError, match="cannot be read on in a forked process"):
+            next(samples)
+
+    assert forked(read_on) == 0
+    assert len(list(samples)) == sum(SIZES) - 1
 
 
 def test_read_ahead_limits_the_bytes_requested_ahead(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:

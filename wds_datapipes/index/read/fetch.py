@@ -245,7 +245,7 @@ class PlannedRanges:
         self, ranges: ShardRanges, plan: ReadPlan, threads: RequestThreads | None, *, is_ascending: bool
     ) -> None:
         self._ranges, self._plan, self._threads, self._is_ascending = ranges, plan, threads, is_ascending
-        self._requests: dict[int, Future[bytes]] = {}
+        self._requests: dict[int, Future[list[bytes]]] = {}
         # The requests in the order of the samples that need them first.
         self._due = [] if threads is None else [*dict.fromkeys(map(plan.requests.__getitem__, plan.ranges))]
         self.held: dict[int, bytes] = {}
@@ -260,7 +260,7 @@ class PlannedRanges:
         if self._threads is not None:
             groups = self._plan.groups
             for request in self._due[bisect_left(groups, group) : bisect_right(groups, group)]:
-                self._requests[request] = self._threads.request(partial(self._ranges.send, *self._span(request)))
+                self._requests[request] = self._threads.request(partial(self._send, *self._span(request), request))
                 yield
 
     def hold(self, number: int) -> bytes:
@@ -279,11 +279,20 @@ class PlannedRanges:
 
     def _take(self, request: int) -> list[bytes]:
         """Return the ranges of a request, which is read now if it is not read ahead."""
-        plan, threads = self._plan, self._threads
+        threads = self._threads
         answer = self._requests.pop(request, None)
         if threads is not None and answer is not None and not answer.done():
             threads.await_answer(answer, partial(is_near, self._ranges.store))
-        data = self._ranges.read(*self._span(request)) if answer is None else answer.result()
+        return self._cut(request, self._ranges.read(*self._span(request))) if answer is None else answer.result()
+
+    def _send(self, start: int, end: int, request: int) -> SentCall[list[bytes]]:
+        """Send a request; its thread cuts the answer, so that no gap between ranges is held."""
+        receive, drop = self._ranges.send(start, end)
+        return SentCall(lambda: self._cut(request, receive()), drop)
+
+    def _cut(self, request: int, data: bytes) -> list[bytes]:
+        """Return the ranges of a request."""
+        plan = self._plan
         first, end = plan.firsts[request : request + 2]
         if end - first == 1:
             return [data]

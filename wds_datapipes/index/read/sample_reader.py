@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from wds_datapipes.errors import WdsError
+from wds_datapipes.errors import ShardReadError, WdsError
 from wds_datapipes.index.format.options import AccessOptions
 from wds_datapipes.index.format.shard_index import ShardIndex
 from wds_datapipes.index.order.permutation import Numbers
@@ -113,7 +114,7 @@ class SampleReader:
         """
         wholes = self._split(chunks)
         if not self.shards.is_local:
-            return self._read_ahead(wholes)
+            return _in_process(self._read_ahead(wholes))
         return chain.from_iterable(group.begin() for whole in wholes for group in self._groups_of(*whole))
 
     def _split(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
@@ -224,6 +225,22 @@ class SampleReader:
             return next(self._plan(shard, number, np.zeros(1, np.int64)).assemble())
         except (WdsError, OSError) as error:
             return error
+
+
+def _in_process(items: Iterator[Item]) -> Iterator[Item]:
+    """Yield items; raise an error in a forked process, in which none of the threads runs that read ahead.
+
+    Raises:
+        ShardReadError: this process was forked since the first item.
+    """
+    process = os.getpid()
+    for item in items:
+        yield item
+        if os.getpid() != process:
+            raise ShardReadError(
+                f"Samples of remote shards cannot be read on in a forked process, because threads of its parent (pid "
+                f"{process}) read ahead. Begin to iterate in the process that reads"
+            )
 
 
 def _begin(group: int, plans: Iterable[PlannedSamples | None], items: Iterator[Item]) -> Iterator[Item]:
