@@ -41,7 +41,8 @@ class Timeouts:
         retry_s: the total time of the pauses between the retries of a shard. By default 300.
         idle_s: how long a process keeps a connection without a request open. By default 15.
         signature_s: how long the signature of a request to S3, Google Cloud Storage or Azure is valid. By default 3600.
-        signing_s: after how long requests are signed again. By default 300.
+        signing_s: after how long requests are signed again, at most half of ``signature_s``, and 180 for a token. By
+            default 300.
 
     Raises:
         ValueError: a limit is not a positive number.

@@ -13,7 +13,7 @@ from nginx_server import Nginx
 from wds_datapipes.errors import ShardOpenError
 from wds_datapipes.io.openers import open_parts, open_url
 from wds_datapipes.io.remote.filesystem import RemotePath
-from wds_datapipes.io.remote.signing import RequestSigner, SignedRequest, signer_of
+from wds_datapipes.io.remote.signing import TOKEN_S, RequestSigner, SignedRequest, signer_of
 from wds_datapipes.io.timeouts import Timeouts
 
 BODY = bytes(range(256)) * 40
@@ -85,11 +85,21 @@ def test_s3fs_reads_what_only_its_client_can(proxy: FaultProxy, more: dict[str, 
     assert signer_of(RemotePath("s3://signed/a.tar", options(proxy, **more))) is None
 
 
-def test_a_signature_is_used_for_minutes(proxy: FaultProxy) -> None:
-    signing_s = Timeouts().signing_s
+@pytest.mark.parametrize(
+    ("headers", "limits", "signing_s"),
+    [
+        ({}, {}, Timeouts().signing_s),
+        ({}, {"signature_s": 60}, 30.0),  # not until it is invalid
+        ({"authorization": "Bearer token"}, {}, TOKEN_S),
+        ({"Authorization": "Bearer token"}, {"signing_s": 20}, 20.0),
+    ],
+)
+def test_a_signature_is_used_for_minutes(
+    proxy: FaultProxy, headers: dict[str, str], limits: dict[str, Any], signing_s: float
+) -> None:
     urls, now = iter(("http://a/1", "http://a/2")), [0.0]
-    remote = RemotePath("s3://signed/a.tar", options(proxy))
-    signer = RequestSigner(remote, lambda *_: SignedRequest(next(urls), {}), lambda: now[0])
+    remote = RemotePath("s3://signed/a.tar", options(proxy), timeout_s=Timeouts(**limits))
+    signer = RequestSigner(remote, lambda *_: SignedRequest(next(urls), {"headers": headers}), lambda: now[0])
     for now[0], number in ((0.0, 1), (signing_s - 1.0, 1), (signing_s, 2)):
         assert signer()[1] == f"http://a/{number}"
 

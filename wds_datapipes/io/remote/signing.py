@@ -13,6 +13,8 @@ from wds_datapipes.io.daemon_threads import start_call, wait_for
 from wds_datapipes.io.remote.filesystem import RemotePath
 from wds_datapipes.io.remote.http import HttpClient
 
+#: For how many seconds a token is used: Google's library renews one only 225 seconds before it expires.
+TOKEN_S = 180.0
 #: The version of Azure's interface, and the scope of its tokens.
 AZURE_VERSION, AZURE_SCOPE = "2021-08-06", "https://storage.azure.com/.default"
 
@@ -89,9 +91,12 @@ class RequestSigner:
         with self._lock:
             if self._signed is None or self._clock() >= self._until:
                 # New credentials may come from a server.
-                url, options = wait_for(start_call(self._sign), self._remote.timeouts.silent_s)
-                self._signed = HttpClient("", options, self._remote.timeouts), url
-                self._until = self._clock() + self._remote.timeouts.signing_s
+                limits = self._remote.timeouts
+                url, options = wait_for(start_call(self._sign), limits.silent_s)
+                self._signed = HttpClient("", options, limits), url
+                has_token = any(name.lower() == "authorization" for name in options.get("headers", ()))
+                most_s = TOKEN_S if has_token else limits.signature_s / 2
+                self._until = self._clock() + min(limits.signing_s, most_s)
             return self._signed
 
 
