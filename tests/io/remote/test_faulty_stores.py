@@ -16,6 +16,7 @@ from nginx_server import Nginx
 
 from wds_datapipes import ErrorBudget, ShardList
 from wds_datapipes.errors import ShardError, ShardOpenError, ShardReadError
+from wds_datapipes.io.remote import retry
 from wds_datapipes.io.remote.retry import RetryPolicy
 from wds_datapipes.testing import build_shard
 
@@ -56,6 +57,16 @@ def test_a_server_may_say_how_long_to_wait(site: FaultProxy, pauses: list[float]
     assert pauses[0] == 7
     assert 40 < pauses[1] <= 50
     assert pauses[2] <= 1
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "Sun, 06 Nov 1994 08:49:37 GMT"])
+def test_a_server_that_requests_no_pause_is_not_asked_again_at_once(
+    site: FaultProxy, pauses: list[float], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retry.random, "uniform", lambda _, most: most)
+    site.faults[:] = [Fault(status=503, headers={"Retry-After": text})] * 4
+    assert keys(site) == WANT
+    assert pauses == [0.25, 0.5, 1.0, 2.0]
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 410])
@@ -115,8 +126,8 @@ def test_reading_from_s3_resumes(s3_store: Any, tmp_path: Path, how: str) -> Non
 
 def test_pauses_grow_and_are_randomized(pauses: list[float]) -> None:
     for _ in range(200):
-        retry = RetryPolicy(8, 1e9)
-        while retry.wait(ConnectionResetError(), "x", retry.clock()):
+        policy = RetryPolicy(8, 1e9)
+        while policy.wait(ConnectionResetError(), "x", policy.clock()):
             pass
     by_try = [pauses[at::8] for at in range(8)]
     most = [0.25 * 2**at for at in range(8)]

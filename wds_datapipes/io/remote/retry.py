@@ -102,8 +102,8 @@ class RetryPolicy:
         """
         if self._retried >= self._retries or not is_transient(error):
             return False
-        requested_s = retry_after(error)
-        pause_s = random.uniform(0, min(FIRST_S * 2**self._retried, MAX_S)) if requested_s is None else requested_s
+        # A server may request no pause at all, or one that is over by its clock.
+        pause_s = max(random.uniform(0, min(FIRST_S * 2**self._retried, MAX_S)), retry_after(error) or 0.0)
         is_silent = status_of(error) is None and self.clock() + pause_s - since > self._silent_s
         if pause_s > self._remaining_s or is_silent:
             return False
