@@ -56,6 +56,14 @@ def test_a_shard_without_a_strong_etag_comes_by_one_request(site: Site, etag: st
     assert read(site, 64 * MIB) == [None]
 
 
+@pytest.mark.parametrize(
+    "headers", [{"ETag": "CJ1EAE=", "X-Goog-Generation": "1"}, {"ETag": '"one"', "Content-Encoding": "aws-chunked"}]
+)
+def test_a_shard_of_any_store_comes_in_parts(site: Site, headers: dict[str, str]) -> None:
+    site.headers = headers
+    assert len(read(site, 64 * MIB)) == 5
+
+
 @pytest.mark.parametrize("limit", [0, MIB])
 def test_a_shard_with_little_room_comes_by_one_request(site: Site, limit: int) -> None:
     assert read(site, limit) == [None]

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19}|\*)")
 #: ``bytes */4096``: the header if the file does not contain the range.
 NO_RANGE = re.compile(r"bytes \*/([0-9]{1,19})")
+#: The header by which Google Cloud Storage identifies a version, because its ETags have no quotes.
+GENERATION = "X-Goog-Generation"
 #: Content encodings that some servers apply even though the client accepts none; reading decompresses shards anyway.
 GZIP_CODINGS = {"gzip", "x-gzip"}
 
@@ -59,8 +61,8 @@ def opened_by(response: Answer, requested: str | None) -> OpenedSource:
         headers, encoding = response.headers, _content_encoding(response)
         etag, length = headers.get("Etag"), headers.get("Content-Length", "")
         size = int(length) if SIZE.fullmatch(length) else None
-        version = version_of(*(headers.get(name) for name in ("Etag", "Last-Modified")))
-        facts = version, etag_of({"ETag": etag}), is_strong_etag(etag)
+        version = version_of(*(headers.get(name) for name in ("Etag", "Last-Modified", GENERATION)))
+        facts = version, etag_of({"ETag": etag}), is_strong_etag(etag) or GENERATION in headers
         # Some servers, such as that of rclone for S3, send a part with status 200.
         if response.status == 206 or (requested is not None and "Content-Range" in headers):
             first, last, total = _sent_part(headers, requested, encoding, size)
@@ -176,8 +178,9 @@ class HttpClient:
 
 
 def _content_encoding(response: Answer) -> str:
-    """Return the content encoding of a body."""
-    return str(response.headers.get("Content-Encoding") or "identity").strip().lower()
+    """Return the content encoding of a body; some stores repeat aws-chunked, which was that of an upload."""
+    codings = response.headers.get("Content-Encoding", "").lower().split(",")
+    return ", ".join(each.strip() for each in codings if each.strip() not in ("", "aws-chunked")) or "identity"
 
 
 def _facts(url: str, size: int | None, headers: Mapping[str, str]) -> dict[str, Any]:
@@ -237,7 +240,7 @@ class HttpStore:
         if answer.is_first:
             remote.counters.count(f"connections/{remote.store}")
         opened = opened_by(answer, part)
-        self._etag = opened.version[0] if opened.is_strong else None
+        self._etag = next((fact for fact in opened.version[:1] if is_strong_etag(fact)), None)
         if end is not None and opened.stop is not None and opened.stop > end:
             opened.file.close()
             raise UnexpectedResponseError(
