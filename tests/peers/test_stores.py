@@ -15,7 +15,7 @@ import sys
 import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 # Set before the libraries are imported, which read these once: the emulator lacks gRPC, and no file is stored twice.
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
@@ -173,6 +173,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     folder = Path()
     blob = "1"
+    revisions: ClassVar = set[str]()
 
     def answer(self, body: bytes, status: int = 200, **headers: str) -> None:
         self.send_response(status)
@@ -199,12 +200,14 @@ class Hub(http.server.BaseHTTPRequestHandler):
         path = urllib.parse.urlparse(self.path).path
         if self.headers["Authorization"] != f"Bearer {SECRET}":
             self.answer(b'{"error": "refused"}', 401)
-        elif tree := re.match("/api/datasets/me/data/tree/[^/]+/?(.*)", path):
-            folder = self.folder / tree[1]
+        elif tree := re.match("/api/datasets/me/data/tree/([^/]+)/?(.*)", path):
+            self.revisions.add(tree[1])
+            folder = self.folder / tree[2]
             entries = [self.entry(each) for each in sorted(folder.iterdir())] if folder.is_dir() else []
             self.answer(json.dumps(entries).encode(), 200 if entries else 404, X_Error_Code="EntryNotFound")
-        elif place := re.match("/datasets/me/data/resolve/[^/]+/(.*)", path):
-            data = (self.folder / place[1]).read_bytes()
+        elif place := re.match("/datasets/me/data/resolve/([^/]+)/(.*)", path):
+            self.revisions.add(place[1])
+            data = (self.folder / place[2]).read_bytes()
             first, last = re.findall(r"\d+", self.headers["Range"])
             body = data[int(first) : int(last) + 1]
             self.answer(body, 206, Content_Range=f"bytes {first}-{int(first) + len(body) - 1}/{len(data)}")
@@ -234,6 +237,15 @@ def test_the_hub_is_listed_and_read(hub: dict[str, Any]) -> None:
     assert parts is not None
     assert parts.part(512, 515).read() == b"\0\0\0"
     parts.close()
+
+
+def test_the_revision_is_listed_and_read(hub: dict[str, Any]) -> None:
+    for url in ("hf://datasets/me/data/d/*.tar", "hf://datasets/me/data/d/", "hf://datasets/me/data/d/0.tar"):
+        Hub.revisions.clear()
+        options = {**hub, "revision": "1" * 40}
+        urls = list(ShardList(url, storage_options=options))
+        assert found(urls, storage_options=options) == WANT
+        assert {*Hub.revisions} == {"1" * 40}
 
 
 def test_the_example_trains_on_a_dataset_of_the_hub(hub: dict[str, Any], tmp_path: Path) -> None:

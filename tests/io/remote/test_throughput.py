@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import fsspec  # type: ignore[import-untyped]  # it carries no types
@@ -18,7 +19,7 @@ from wds_datapipes.counters import Counters
 from wds_datapipes.errors import ChangedShardError, ShardReadError
 from wds_datapipes.io.daemon_threads import TooSlowError
 from wds_datapipes.io.file_systems import FILE_SYSTEMS, FileSystem, file_system_of
-from wds_datapipes.io.openers import open_url
+from wds_datapipes.io.openers import open_parts, open_url
 from wds_datapipes.io.remote.filesystem import RemotePath
 from wds_datapipes.io.remote.fsspec_file import BLOCK_BYTES
 from wds_datapipes.io.remote.retry import is_transient
@@ -217,6 +218,20 @@ def test_all_blocks_are_of_one_version(blocks: type[Blocks], monkeypatch: pytest
         with pytest.raises(ChangedShardError, match="blocks://a was replaced while it was read"):
             stream.read(1)
     assert all(file_system_of(scheme).may_mix_versions for scheme in ("gs", "az", "abfs", "hf"))
+
+
+@pytest.mark.parametrize(("name", "is_noticed"), [("a", True), (f"name@{'0' * 40}/a", False)])
+def test_all_parts_are_of_one_version(
+    blocks: type[Blocks], monkeypatch: pytest.MonkeyPatch, name: str, is_noticed: bool
+) -> None:
+    """The library does not notice that a file was replaced; those of a commit of a hub cannot be."""
+    monkeypatch.setitem(FILE_SYSTEMS, "blocks", FileSystem(may_mix_versions=True))
+    file = open_parts(f"blocks://{name}")
+    assert file is not None
+    assert file.part(1000, 2000).read() == blocks.body[1000:2000]
+    blocks.version = 2
+    with file.part(2000, 3000) as part, pytest.raises(ChangedShardError) if is_noticed else nullcontext():
+        assert part.read() == blocks.body[2000:3000]
 
 
 # The options of libraries ------------------------------------------------------------------------------------------

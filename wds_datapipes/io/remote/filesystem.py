@@ -122,6 +122,9 @@ class RemotePath:
 
             return HttpClient(self.scheme, options, self.timeouts), url
         arguments = self.file_system.set_timeouts(options, timeouts)
+        if self.scheme == "hf" and (revision := arguments.pop("revision", None)) is not None:
+            filesystem, path = url_to_fs(url, **arguments)  # it would ignore the option
+            return filesystem, filesystem.resolve_path(path, revision=revision).unresolve()
         if not self.file_system.is_thread_bound:
             return cast("tuple[Any, str]", url_to_fs(url, **arguments))
         from wds_datapipes.io.remote.sftp import connect  # imports paramiko

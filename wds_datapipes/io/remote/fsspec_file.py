@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, InvalidStateError
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from wds_datapipes.io.remote.filesystem import RemotePath
 
 
+#: The commit in a path of the Hugging Face Hub, whose files never change.
+COMMIT = re.compile("@[0-9a-f]{40}/")
 #: Bytes per range request.
 BLOCK_BYTES = 8 << 20
 
@@ -63,7 +66,8 @@ class FsspecStore:
         if is_first and not (is_strong and self._is_seekable and size):
             end = None
         lock = self._locks.setdefault(id(file), threading.Lock()) if self._is_seekable else None
-        blocks = BlockFile(self, file, lock, start, end, version if self.remote.file_system.may_mix_versions else ())
+        may_mix = self.remote.file_system.may_mix_versions and not COMMIT.search(self.remote.path)
+        blocks = BlockFile(self, file, lock, start, end, version if may_mix else ())
         file = MonitoredFile(blocks, self.remote)
         stop = end if size is None or end is None else min(end, size)
         return OpenedSource(file, start, size, version, etag, is_strong, stop, can_seek=self._is_seekable)
@@ -135,7 +139,7 @@ class BlockFile:
     ) -> None:
         self._store, self._file, self._version = store, file, version
         self._file_lock, self._position, self._end = lock, start, end
-        self._block, self._block_count = memoryview(b""), 0
+        self._block = memoryview(b"")
         self._attempt: Future[bytes] | None = None
         self._is_closed = self._has_failed = False
         self._lock = threading.Lock()
@@ -184,9 +188,9 @@ class BlockFile:
                 if self._file_lock is not None:
                     self._file.seek(self._position)
                 data: bytes = self._file.read(count)
-            self._position += len(data)
-            self._block_count += 1
-            if data and self._version and self._block_count > 1 and self._store.current_version() != self._version:
+            is_first, self._position = not self._position, self._position + len(data)
+            # The first block belongs to any version; the file may have been opened long before any other one.
+            if data and self._version and not is_first and self._store.current_version() != self._version:
                 raise FileExpired("the file was replaced while it was read")
             return data
         except BaseException:
