@@ -230,7 +230,12 @@ def test_the_gaps_between_samples_of_a_request_are_not_held(
 ) -> None:
     """They may have many times as many bytes as the samples, and so exceed ``read_ahead``."""
     request, answers = RequestThreads.request, list[Future[Any]]()
-    monkeypatch.setattr(RequestThreads, "request", lambda *call: (answers.append(request(*call)), answers[-1])[1])
+
+    def recorded(threads: RequestThreads, send: Any) -> Future[Any]:
+        answers.append(request(threads, send))
+        return answers[-1]
+
+    monkeypatch.setattr(RequestThreads, "request", recorded)
     manifest = Manifest(build_indexes([f"http://127.0.0.1:{proxy.port}/small/0.tar"], index_dir=tmp_path))
     access = AccessOptions(index_dir=tmp_path)
     found = list(IndexedSamples(manifest, order="sequential", select=slice(None, None, 20), access=access))

@@ -16,7 +16,6 @@ from nginx_server import Nginx
 
 from wds_datapipes import ErrorBudget, ShardList
 from wds_datapipes.errors import ShardError, ShardOpenError, ShardReadError
-from wds_datapipes.io.remote import retry
 from wds_datapipes.io.remote.retry import RetryPolicy
 from wds_datapipes.testing import build_shard
 
@@ -63,7 +62,7 @@ def test_a_server_may_say_how_long_to_wait(site: FaultProxy, pauses: list[float]
 def test_a_server_that_requests_no_pause_is_not_asked_again_at_once(
     site: FaultProxy, pauses: list[float], text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retry.random, "uniform", lambda _, most: most)
+    monkeypatch.setattr(random, "uniform", lambda _, most: most)
     site.faults[:] = [Fault(status=503, headers={"Retry-After": text})] * 4
     assert keys(site) == WANT
     assert pauses == [0.25, 0.5, 1.0, 2.0]
@@ -126,8 +125,8 @@ def test_reading_from_s3_resumes(s3_store: Any, tmp_path: Path, how: str) -> Non
 
 def test_pauses_grow_and_are_randomized(pauses: list[float]) -> None:
     for _ in range(200):
-        policy = RetryPolicy(8, 1e9)
-        while policy.wait(ConnectionResetError(), "x", policy.clock()):
+        retry = RetryPolicy(8, 1e9)
+        while retry.wait(ConnectionResetError(), "x", retry.clock()):
             pass
     by_try = [pauses[at::8] for at in range(8)]
     most = [0.25 * 2**at for at in range(8)]

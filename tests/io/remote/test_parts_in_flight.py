@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import partial, partialmethod
 from typing import Any
 
 import pytest
@@ -186,9 +186,13 @@ def test_all_threads_are_stopped_before_the_first_is_awaited(
 ) -> None:
     """Otherwise a store that accepts no connections would delay the end of a loop by seconds for each shard."""
     log = list[str]()
-    stop, join = PartFetch.stop, PartFetch.join
-    monkeypatch.setattr(PartFetch, "stop", lambda fetch: (log.append("stop"), stop(fetch)))
-    monkeypatch.setattr(PartFetch, "join", lambda fetch, until: (log.append("join"), join(fetch, until)))
+    for name in ("stop", "join"):
+
+        def recorded(fetch: PartFetch, *until: float, name: str = name, method: Any = None) -> None:
+            log.append(name)
+            method(fetch, *until)
+
+        monkeypatch.setattr(PartFetch, name, partialmethod(recorded, method=getattr(PartFetch, name)))
     next(samples := iter(members_of([address(proxy)[0]] * 9, read_ahead=300_000)))
     del samples
     count = log.count("join")
