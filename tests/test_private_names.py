@@ -111,6 +111,11 @@ TABLE = [
     ),
     Adapted({"_utils": "torch._utils:ExceptionWrapper"}, ("loading/transport/serialization.py",), "sent exceptions"),
     Adapted(
+        dict.fromkeys(("_DYNAMIC_CLASS_TRACKER_BY_CLASS", "_DYNAMIC_CLASS_TRACKER_BY_ID"), ""),  # of the extra ray
+        ("loading/transport/serialization.py",),
+        "the class of the main program of which a worker on another host has a copy",
+    ),
+    Adapted(
         {"_shared_rng": SEEDS, "_worker_rng": SEEDS, "_ctr": "", "_generated_seeds": ""},
         ("seeds.py",),
         "where a seed generator is",
