@@ -44,11 +44,13 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(count)
 
 
-def worker_of(build: Callable[[], Any], *, together: int = 3, alone: int = 0) -> RemoteWorker:
+def worker_of(
+    build: Callable[[], Any], *, together: int = 3, alone: int = 0, init_fn: Any = None, code: Any = bytes
+) -> RemoteWorker:
     pipe = build()
     reason, instance = replay_reason(pipe), ALONE.on_worker(0, 1)
     job = WorkerJob(None, instance, 12, together, None, None, None, True, reason, "worker process 0")
-    return RemoteWorker(job, pickle.dumps((pipe, None, None)), None, alone)
+    return RemoteWorker(job, code(pickle.dumps((pipe, init_fn, None))), None, alone)
 
 
 def request(left_at: WorkerState | None = None) -> tuple[Any, ...]:
@@ -178,6 +180,36 @@ def test_a_missing_module_names_what_to_do() -> None:
     for _ in range(2):  # each call says so
         with pytest.raises(ModuleNotFoundError, match=r"This host lacks the module 'missing_module': .* runtime_env"):
             receive(worker.next_message(1, 0, 0, request()), LoopPosition(), [])
+
+
+STARTS = list[Any]()
+
+
+def fail_to_start(pipe: Any, info: Any) -> Any:
+    STARTS.append(info)
+    raise ValueError(f"this is start {len(STARTS)}")
+
+
+def test_a_function_that_fails_at_the_start_is_not_called_again() -> None:
+    STARTS.clear()
+    worker = worker_of(EXACT["keys"], init_fn=fail_to_start)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="this is start 1"):
+            receive(worker.next_message(1, 0, 0, request()), LoopPosition(), [])
+
+
+def test_a_worker_that_has_started_frees_the_pickle_of_its_code() -> None:
+    """A table in the pipeline would take its memory twice."""
+    freed = list[bytes]()
+
+    class Code(bytes):
+        def __del__(self) -> None:
+            freed.append(self[:1])
+
+    worker = worker_of(EXACT["keys"], code=Code)
+    assert not freed
+    assert worker.next_message(1, 0, 0, request()).messages
+    assert freed
 
 
 def test_skipped_items_are_known_although_replies_of_an_earlier_epoch_were_dropped() -> None:

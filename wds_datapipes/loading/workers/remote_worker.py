@@ -35,6 +35,7 @@ class RemoteWorker:
         name = f"{job.name} on host {socket.gethostname()}"
         self._writer = ReplyWriter(window=job.window, together=job.together, name=name, alone=alone)
         self._worker: Worker | None = None
+        self._error = b""  # of its start
 
     def place(self) -> tuple[str, int]:
         """Return the name of this host, and the ID of this process."""
@@ -53,14 +54,21 @@ class RemoteWorker:
         writer.call(epoch, taken, taken_bytes)
         if request is not None:
             writer.requests.append((epoch, request))
-        try:
-            if self._worker is None:
-                pipe, init_fn, reset_fn = pickle.loads(self._code)  # noqa: S301  the main process has made it
-                job = replace(self._job, pipe=pipe, init_fn=init_fn, reset_fn=reset_fn)
-                self._worker = Worker(job, writer)
-        except Exception:  # noqa: BLE001  the main process raises it again
-            writer.send(Kind.ERROR, writer.pack_error())
+        if self._worker is None and not self._error:
+            try:
+                self._worker = self._start()
+            except Exception:  # noqa: BLE001  the main process raises it again
+                self._error = writer.pack_error()
+        if self._worker is None:
+            writer.send(Kind.ERROR, self._error)
             return writer.reply()
         while not (writer.messages or self._worker.is_waiting):
             self._worker.step()
         return writer.reply()
+
+    def _start(self) -> Worker:
+        """Open the code, once, since its pickle may take as much memory as it does, and its functions run once."""
+        code, self._code = self._code, b""
+        pipe, init_fn, reset_fn = pickle.loads(code)  # noqa: S301  the main process has made it
+        del code
+        return Worker(replace(self._job, pipe=pipe, init_fn=init_fn, reset_fn=reset_fn), self._writer)
