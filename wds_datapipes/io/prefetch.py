@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 from wds_datapipes.counters import Counters
 from wds_datapipes.interrupts import defer_interrupts
 from wds_datapipes.io.openers import open_url
+from wds_datapipes.io.part_share import PartShare
 from wds_datapipes.io.urls import OpeningURL, is_remote, split_scheme, store_of
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class ShardPrefetcher(Iterable[T]):
         is_requested: whether all of a shard will be read, by its index in the source.
         open_shards: the number of shards that are read at the same time. With 1, a shard is closed when the next one is
             requested, or iteration ends; otherwise with its stream, or by `close`.
+        share: what it may hold of the parts that several of them have in common; by default, it has its own.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class ShardPrefetcher(Iterable[T]):
         options: Mapping[str, Any],
         is_requested: Callable[[int], bool],
         open_shards: int = 1,
+        share: PartShare | None = None,
     ) -> None:
         self._source: Iterator[tuple[int, T]] | None = enumerate(source)
         self._open_shards = open_shards
@@ -79,7 +82,8 @@ class ShardPrefetcher(Iterable[T]):
         self._fetches: dict[int, RemoteParts] = {}
         #: The bytes to reserve for a shard whose size is not known yet.
         self._expected_bytes = self._shard_bytes
-        self._unused: list[bytearray] = []
+        self._share = share
+        self._unused: list[bytearray] = [] if share is None else share.common.unused
         self._current = -1
         self._can_extend = True
 
@@ -148,6 +152,8 @@ class ShardPrefetcher(Iterable[T]):
             self._expect([fetch])
             fetch.close()
             self._fetches.pop(index, None)  # only now: Ctrl-C before would leave its threads
+            if self._share is not None:
+                self._share.end()
 
     def _expect(self, fetches: Iterable[RemoteParts]) -> None:
         """Expect the next shards to be as large as the largest of these."""
@@ -171,7 +177,10 @@ class ShardPrefetcher(Iterable[T]):
         self._expect(fetches)
         reading = self._fetches[current]
         others = self._reserved_bytes - reading.reserved_bytes
-        reading.allow(min(self._shard_bytes, self._max_bytes - others))
+        if self._share is None:
+            reading.allow(min(self._shard_bytes, self._max_bytes - others))
+        else:
+            self._share.hold(self._part_count)
         # First of all, because the parts of the next shards can only begin once their stores have answered.
         self._begin_following(current, reading)
         others = self._reserved_bytes - reading.reserved_bytes
@@ -217,7 +226,8 @@ class ShardPrefetcher(Iterable[T]):
         return is_known and not fetch.next_bytes
 
     def _may_begin(self, reserved: int, room: int) -> bool:
-        return reserved <= room and self._part_count < self._most_parts
+        count = self._part_count + 1
+        return reserved <= room and count <= self._most_parts and (self._share is None or self._share.hold(count))
 
     @property
     def _reserved_bytes(self) -> int:
@@ -240,16 +250,17 @@ class ShardPrefetcher(Iterable[T]):
         return self._source is not None
 
 
-def open_ahead(url: str, max_bytes: int, /, **options: Any) -> BinaryIO:
+def open_ahead(url: str, max_bytes: int, /, share: PartShare | None = None, **options: Any) -> BinaryIO:
     """Open a file that is read to its end, as `open_url` does; threads fetch its parts, unless its store is near.
 
     Args:
         url: the file.
         max_bytes: the maximum number of bytes to hold in memory.
+        share: see `ShardPrefetcher`.
         options: see `open_url`.
     """
     options["counters"] = options.get("counters") or Counters()
-    return ShardPrefetcher((), max_bytes, options, lambda _: True).open(0, url, **options)
+    return ShardPrefetcher((), max_bytes, options, lambda _: True, share=share).open(0, url, **options)
 
 
 class PrefetchedStream(io.BufferedIOBase):

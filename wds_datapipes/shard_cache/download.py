@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -24,6 +25,7 @@ from wds_datapipes.errors import (
 )
 from wds_datapipes.io.file_lock import lock_file
 from wds_datapipes.io.openers import redact
+from wds_datapipes.io.part_share import CommonParts, PartShare
 from wds_datapipes.io.prefetch import open_ahead
 from wds_datapipes.io.remote.remote_file import FileFacts, file_facts
 from wds_datapipes.io.streams import name_read_errors
@@ -39,8 +41,10 @@ if TYPE_CHECKING:
 FACTS_OPTIONS = ("storage_options", "timeout_s", "retries")
 #: The number of bytes to read from the source at once.
 BLOCK_BYTES = 1 << 20
-#: The maximum number of bytes of a shard to hold in memory, which several connections fetch.
+#: The maximum number of bytes of a shard to hold in memory, in parts of 1 MiB that several connections fetch.
 COPY_AHEAD_BYTES = 32 << 20
+#: The number of parts that all downloads of a process hold together, besides one and a block for each.
+COMMON_PARTS = 48
 #: The errors of a full disk.
 FULL = {errno.ENOSPC, errno.EDQUOT}
 #: If the size of a shard is unknown, space is reserved in steps of this size, in bytes.
@@ -171,6 +175,12 @@ class _Reservation:
             self.written += count
 
 
+@lru_cache(maxsize=1)
+def _common_parts(_process: int) -> CommonParts:
+    """Return the parts of this process; those of its parent are held by threads that it does not have."""
+    return CommonParts(COMMON_PARTS)
+
+
 def _copy_source(
     request: DownloadRequest,
     copy: io.FileIO,
@@ -181,7 +191,8 @@ def _copy_source(
     """Write the source to the copy; return its digest and, if known, its ETag."""
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(BLOCK_BYTES))
-    with name_read_errors(request.name), open_ahead(request.url, COPY_AHEAD_BYTES, **request.options) as source:
+    share = PartShare(_common_parts(os.getpid()))
+    with name_read_errors(request.name), open_ahead(request.url, COPY_AHEAD_BYTES, share, **request.options) as source:
         etag, indexed = getattr(source, "etag", None), request.known.etag
         if None not in (etag, indexed) and etag != indexed:
             raise ChangedShardError(

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial, partialmethod
 from typing import Any
 
@@ -19,6 +20,7 @@ from shard_in_parts import PART, SHARD, address, members_of, small_parts, thread
 from wds_datapipes import ShardReadingService
 from wds_datapipes.errors import ShardReadError, WorkerDiedError
 from wds_datapipes.io import prefetch
+from wds_datapipes.io.part_share import CommonParts, PartShare
 from wds_datapipes.io.remote.part_fetch import PartFetch
 from wds_datapipes.io.remote.remote_parts import RemoteParts
 from wds_datapipes.io.remote.resuming_stream import ResumingStream
@@ -106,6 +108,27 @@ def test_many_parts_share_the_limit(
     assert sum(1 for _ in samples) == 4 * COUNT - 100
     # A part may arrive before the bytes that were just taken are counted.
     assert limit / 4 < held.most <= limit + PART
+
+
+def test_downloads_of_copies_share_a_limit(proxy: FaultProxy, held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetch, "FIRST_PARTS", 64)
+    url, size, common = address(proxy, name="large.tar")[0], COUNT * SAMPLE, CommonParts(40)
+    shares = [PartShare(common) for _ in range(5)]
+    with ExitStack() as stack:
+        streams = [stack.enter_context(prefetch.open_ahead(url, 32 * PART, share)) for share in shares]
+        found = [bytearray(stream.read(1)) for stream in streams]
+        until(lambda: not threads())  # each thread ends with its part
+        assert -(-held.most // PART) == 40 + 5  # a byte of each was taken
+        for data, stream in zip(found, streams, strict=True):
+            data += stream.read()
+            assert len(data) >= size
+            assert data == found[0]
+    # Without the others, one has all that it may hold.
+    held.now = held.most = 0
+    with prefetch.open_ahead(url, 32 * PART, shares[0]) as stream:
+        stream.read(1)
+        until(lambda: not threads())
+        assert -(-held.most // PART) == 32
 
 
 def test_a_reader_that_never_waits_keeps_to_the_first_connections(

@@ -82,6 +82,7 @@ def test_a_cache_that_holds_the_lanes_of_a_host_serves_all_later_epochs() -> Non
     assert needed == 32 * 10**8
     with_all = planned(lanes=512, cache_bytes=needed)
     assert with_all.hit_rates == (0.0, 1.0, 1.0)
+    assert with_all.worker_bytes == planned(lanes=512).worker_bytes + (80 << 20)
     assert with_all.bytes_per_epoch == (needed, 0, 0)
     half = planned(lanes=512, cache_bytes=needed // 2)
     assert min(half.bytes_per_epoch) > 0

@@ -16,8 +16,10 @@ from wds_datapipes.index.order.batch_share import BatchShare, Remainder
 from wds_datapipes.index.order.lanes import Lanes, check_lanes
 from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.order.sample_order import EpochOrder, LaneOrder, Order
+from wds_datapipes.index.read.open_shards import OPENED_AT_ONCE
 from wds_datapipes.index.read.plan import GROUPS, MAX_REQUEST_GAP_BYTES, gap_of
 from wds_datapipes.seeds import derived_seed
+from wds_datapipes.shard_cache.download import BLOCK_BYTES, COMMON_PARTS
 from wds_datapipes.shard_cache.eviction import LeastRecentlyUsed
 from wds_datapipes.tools.plan.planned_cache import PlannedCache
 from wds_datapipes.types import Instance
@@ -108,7 +110,7 @@ class RunPlan:
         hit_rates: the fraction of the shards needed in each epoch that a host finds in its cache; empty without a
             cache.
         cache_bytes: the size of a cache in which every epoch after the first finds all its shards, in bytes.
-        worker_bytes: the memory of a worker for open indexes and for samples read ahead, in bytes.
+        worker_bytes: the memory of a worker for open indexes, samples read ahead, and downloads of copies, in bytes.
         warnings: the problems of this shape, each with the argument to change.
     """
 
@@ -199,6 +201,7 @@ class _Planner:
             downloads = [cache.read_epoch((worker, run.tolist()) for worker, run in epoch) for epoch in uses]
             fetched = [int(self.sizes[epoch].sum()) for epoch in downloads]
             hits = [1 - len({*some}) / len(all_) for some, all_ in zip(downloads, needed, strict=True)]
+        copied = 0 if shape.cache_bytes is None else (COMMON_PARTS + 2 * OPENED_AT_ONCE) * BLOCK_BYTES
         rest = self.samples % shape.global_batch_size
         unread = {"drop": rest, "pad": -self.samples % shape.global_batch_size, "keep": 0}[shape.remainder]
         per_shard = int(self.counts.max())
@@ -214,7 +217,7 @@ class _Planner:
             bytes_per_epoch=tuple(fetched),
             hit_rates=tuple(round(rate, 4) for rate in hits),
             cache_bytes=int(self.sizes[touched].sum()),
-            worker_bytes=shape.open_shards * per_shard * INDEX_BYTES + shape.read_ahead,
+            worker_bytes=shape.open_shards * per_shard * INDEX_BYTES + shape.read_ahead + copied,
         )
         return RunPlan(**{**vars(plan), "warnings": tuple(self.warnings(plan))})
 
