@@ -77,7 +77,7 @@ REPORTED = {
     "state": ["state", "runs"],
     "scale": ["growth"],
     "batches": ["shuffle_quality"],
-    "train": ["training"],
+    "train": ["training", "--width", "8"],
     "other_hosts": ["other_hosts"],
     "own_code": ["own_code"],
 }
