@@ -17,7 +17,7 @@ import psutil
 import pytest
 from error_facts import naming
 from loader_kinds import Service, items_of
-from pipeline_table import REFUSED
+from pipeline_table import REFUSED, key_of, refused
 from ray_hosts import (
     LIMIT_S,
     Hosts,
@@ -30,6 +30,7 @@ from ray_hosts import (
     poisoned,
     replayed,
     running_hosts,
+    samples,
     stream,
     write_shards,
 )
@@ -205,6 +206,33 @@ def epochs_with_a_kill(run: Remote, hosts: Hosts) -> Iterator[Any]:
     while True:
         yield from run.epoch()
         kill(hosts.actors()[0])
+
+
+def skipping(shards: int) -> Any:
+    return samples(shards).map_samples(refused, on_error="skip").map(key_of)
+
+
+def skipping_replayed(shards: int) -> Any:
+    return skipping(shards).batch(3).unbatch()
+
+
+@pytest.mark.parametrize("build", [skipping, skipping_replayed])
+def test_skipped_items_are_counted_once_although_workers_die(hosts: Hosts, build: Any) -> None:
+    """A worker that replays an epoch skips them again."""
+    write_shards(SHARDS, count := 2 * CALLS_AHEAD * MAX_TOGETHER)  # some are not in flight
+    with closing(Remote(partial(build, SHARDS), 1, restart=True)) as run:
+        totals = [0]
+        for _ in range(2):
+            items = run.epoch()
+            for _ in range(2):
+                items_of(items, count)  # more than are in flight
+                kill(hosts.actors()[0])
+                totals.append(run.loader.reading_service.report().total.skipped.total)
+            items_of(items)
+            totals.append(run.loader.reading_service.report().total.skipped.total)
+    assert totals == sorted(totals)
+    refused_in_shard = len(range(1, count, 3))
+    assert totals[3::3] == [SHARDS * refused_in_shard, 2 * SHARDS * refused_in_shard]
 
 
 def test_the_number_of_restarts_is_limited(hosts: Hosts) -> None:

@@ -19,6 +19,7 @@ from wds_datapipes.loading.transport.protocol import HEADER, Header, Kind
 from wds_datapipes.loading.transport.replies import Reply, ReplyReader
 from wds_datapipes.loading.transport.status_page import Work
 from wds_datapipes.loading.workers.connection import PULSE_S, WorkerConnection
+from wds_datapipes.pipes.state.replay import is_replayed
 
 #: A worker that dies this many times in succession before another of its items arrives is not started again.
 MAX_DEATHS = 3
@@ -72,6 +73,7 @@ class ActorConnection(WorkerConnection):
         self._deaths = self._deaths_here = 0
         self._last = NO_REPLY
         self._earlier = Work(), Counter[str](), Skipped()  # of the actors that have died
+        self._skipped_before = self._skipped_again = Skipped()  # until this epoch, and until its last replay
 
     def begin(self, epoch: int, payload: object, base: WorkerState | None = None) -> None:
         """Begin an epoch in the actor."""
@@ -83,6 +85,7 @@ class ActorConnection(WorkerConnection):
                 left = str(error)
         self._check_connected()
         self.expect(epoch, left)
+        self._skipped_before = self._sums()[2]
         with self._lock:
             self._request = payload
             self._call_first(payload)  # the actor first answers the calls of the previous epoch that are in flight
@@ -251,7 +254,10 @@ class ActorConnection(WorkerConnection):
             raise WorkerDiedError(f"{how} It cannot be restarted: {reason}") from error
         LOGGER.warning("%s Another actor continues with the next item", how)
         self._kill()
-        self._earlier = self._sums()
+        work, figures, skipped = self._sums()
+        if is_replayed(state.stages):  # the next one skips the items of this epoch again
+            self._skipped_again, skipped = skipped, self._skipped_before
+        self._earlier = work, figures, skipped
         self._last, self.skipped = NO_REPLY._replace(shard=self._last.shard), Skipped()
         # One by one, up to the item that may have ended the process, so that the others before it are not lost again.
         self._start_actor(MAX_TOGETHER)
@@ -276,7 +282,8 @@ class ActorConnection(WorkerConnection):
         """Return what the actors of this worker have done, their figures, and what they have skipped."""
         work, figures, skipped = self._earlier
         work = Work(*map(sum, zip(work, self._last.work, strict=True)))
-        return work, figures + self._last.figures, sum_skipped([skipped, self.skipped])
+        skipped = max(sum_skipped([skipped, self.skipped]), self._skipped_again, key=lambda each: each.total)
+        return work, figures + self._last.figures, skipped
 
     def _status(self) -> tuple[int, Work, Counter[str]]:
         self._find_place()
