@@ -198,6 +198,18 @@ def test_a_function_that_fails_at_the_start_is_not_called_again() -> None:
             receive(worker.next_message(1, 0, 0, request()), LoopPosition(), [])
 
 
+def interrupt(*_: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("options", [{"build": lambda: split().map(interrupt)}, {"init_fn": interrupt}])
+def test_a_function_that_is_interrupted_ends_the_process(options: Any) -> None:
+    """Such as a local worker; Ray ends the actor, which another may replace."""
+    worker = worker_of(**{"build": EXACT["keys"], **options})
+    with pytest.raises(SystemExit):
+        worker.next_message(1, 0, 0, request())
+
+
 def test_a_worker_that_has_started_frees_the_pickle_of_its_code() -> None:
     """A table in the pipeline would take its memory twice."""
     freed = list[bytes]()

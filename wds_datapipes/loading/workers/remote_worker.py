@@ -54,6 +54,16 @@ class RemoteWorker:
         writer.call(epoch, taken, taken_bytes)
         if request is not None:
             writer.requests.append((epoch, request))
+        try:
+            self._make_message()
+        except (Exception, SystemExit):
+            raise
+        except BaseException as error:  # such as KeyboardInterrupt, which Ray would take for the end of the call alone
+            raise SystemExit(1) from error
+        return writer.reply()
+
+    def _make_message(self) -> None:
+        writer = self._writer
         if self._worker is None and not self._error:
             try:
                 self._worker = self._start()
@@ -61,10 +71,9 @@ class RemoteWorker:
                 self._error = writer.pack_error()
         if self._worker is None:
             writer.send(Kind.ERROR, self._error)
-            return writer.reply()
+            return
         while not (writer.messages or self._worker.is_waiting):
             self._worker.step()
-        return writer.reply()
 
     def _start(self) -> Worker:
         """Open the code, once, since its pickle may take as much memory as it does, and its functions run once."""
