@@ -203,11 +203,12 @@ def interrupt(*_: Any) -> Any:
 
 
 @pytest.mark.parametrize("options", [{"build": lambda: split().map(interrupt)}, {"init_fn": interrupt}])
-def test_a_function_that_is_interrupted_ends_the_process(options: Any) -> None:
-    """Such as a local worker; Ray ends the actor, which another may replace."""
+def test_a_function_that_is_interrupted_ends_the_process(options: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """A local worker ends so, too; Ray ends the actor, which another may replace."""
     worker = worker_of(**{"build": EXACT["keys"], **options})
     with pytest.raises(SystemExit):
         worker.next_message(1, 0, 0, request())
+    assert "in interrupt" in capsys.readouterr().err
 
 
 def test_a_worker_that_has_started_frees_the_pickle_of_its_code() -> None:

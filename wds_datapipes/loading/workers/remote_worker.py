@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import socket
+import traceback
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -59,6 +60,7 @@ class RemoteWorker:
         except (Exception, SystemExit):
             raise
         except BaseException as error:  # such as KeyboardInterrupt, which Ray would take for the end of the call alone
+            traceback.print_exc()  # Ray does not say where it was raised
             raise SystemExit(1) from error
         return writer.reply()
 
