@@ -131,6 +131,33 @@ def test_a_reader_sends_no_more_requests_before_the_first_answer_of_a_store(requ
     pool.close()
 
 
+def test_fewer_threads_have_fewer_requests_in_flight_after_a_store_has_refused_some(requests: Requests) -> None:
+    pool, most = RequestThreads("requests"), request_threads.MAX_THREADS
+    requests.released.clear()
+    futures = [pool.request(requests.request(number)) for number in range(500)]
+    while len(threads()) < most:
+        pool.quicken(is_near=False)
+    requests.released.set()
+    assert [future.result(LIMIT_S) for future in futures] == [*range(500)]
+    pool.quicken(is_near=False, allow=lambda _: 3)
+    for _ in range(most):  # those that wait for a request take one before they end
+        pool.request(requests.request(0)).result(LIMIT_S)
+    while len(threads()) > 3:
+        pool.request(requests.request(0)).result(LIMIT_S)
+    requests.released.clear()
+    futures = [pool.request(requests.request(number)) for number in range(100)]
+    while requests.in_flight < 3:
+        time.sleep(0.001)
+    pool.quicken(is_near=False, allow=lambda _: 3)
+    assert (requests.in_flight, len(threads())) == (3, 3)
+    pool.quicken(is_near=False)
+    while requests.in_flight < 3 + 3 * 2:  # those of three more threads
+        time.sleep(0.001)
+    requests.released.set()
+    assert [future.result(LIMIT_S) for future in futures] == [*range(100)]
+    pool.close()
+
+
 def test_an_error_concerns_only_its_own_request(pool: RequestThreads, requests: Requests) -> None:
     quicken(pool, 3)
     released = hold_thread(pool)

@@ -62,9 +62,10 @@ class DaemonThreads:
         self._start_thread()
         return future
 
-    def double(self, most: int) -> None:
-        """Double the maximum number of concurrent calls, up to ``most``."""
-        self._count = min(2 * self._count, most)
+    def resize(self, count: int) -> None:
+        """Change the maximum number of concurrent calls."""
+        self._count = count
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
         while self._start_thread():
             pass
 

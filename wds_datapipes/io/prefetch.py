@@ -73,7 +73,7 @@ class ShardPrefetcher(Iterable[T]):
         self._share_bytes = self._max_bytes if open_shards == 1 else self._shard_bytes
         part_bytes = min(max(self._share_bytes // PARTS, MIN_PART_BYTES), MAX_PART_BYTES)
         self._part_bytes = part_bytes if self._share_bytes >= 2 * part_bytes else 0
-        self._most_parts = FIRST_PARTS
+        self._most_parts = self._allowed_parts = FIRST_PARTS
         self._options, self._is_requested = options, is_requested
         #: URLs taken from the source but not yielded yet.
         self._pending: deque[tuple[int, T]] = deque()
@@ -173,9 +173,11 @@ class ShardPrefetcher(Iterable[T]):
         """Fetch more of a shard that is read, and begin to fetch the next ones, within the limits."""
         if has_to_wait and self._part_count + 1 >= self._most_parts:  # one may just have been read to its end
             self._most_parts = min(2 * self._most_parts, MAX_PARTS)
-        fetches = self._fetches.values()
-        self._expect(fetches)
+        self._expect(self._fetches.values())
         reading = self._fetches[current]
+        from wds_datapipes.io.remote.overload import limit_of  # only remote shards need it
+
+        self._allowed_parts = limit_of(reading.store).allow(self._most_parts)
         others = self._reserved_bytes - reading.reserved_bytes
         if self._share is None:
             reading.allow(min(self._shard_bytes, self._max_bytes - others))
@@ -226,8 +228,10 @@ class ShardPrefetcher(Iterable[T]):
         return is_known and not fetch.next_bytes
 
     def _may_begin(self, reserved: int, room: int) -> bool:
-        count = self._part_count + 1
-        return reserved <= room and count <= self._most_parts and (self._share is None or self._share.hold(count))
+        count, in_flight = self._part_count + 1, sum(fetch.in_flight for fetch in self._fetches.values())
+        if reserved > room or count > self._most_parts or in_flight >= self._allowed_parts:
+            return False
+        return self._share is None or self._share.hold(count)
 
     @property
     def _reserved_bytes(self) -> int:

@@ -39,10 +39,12 @@ class Pace:
     """How many requests are sent together.
 
     Attributes:
+        threads: how many threads there are; others end.
         together: how many requests a thread has in flight.
         has_answer: whether an answer has arrived.
     """
 
+    threads = MAX_THREADS
     together = 1
     has_answer = False
 
@@ -66,38 +68,46 @@ class RequestThreads(DaemonThreads):
         found: Future[Any] = self.submit(send)
         return found
 
-    def await_answer(self, answer: Future[Any], is_near: Callable[[], bool]) -> None:
+    def await_answer(self, answer: Future[Any], is_near: Callable[[], bool], allow: Callable[[int], int] = int) -> None:
         """Wait for an answer, and meanwhile send more and more requests at the same time.
 
         Args:
             answer: the answer for which the reader waits.
             is_near: tells whether it waits for a near store, which is unknown before the first answer.
+            allow: returns how many of a number of requests the store serves.
         """
         while not answer.done():
             if self._pace.has_answer:
-                self.quicken(is_near=is_near())
+                self.quicken(is_near=is_near(), allow=allow)
             with suppress(TimeoutError, NoResultError, CancelledError):
                 answer.exception(DOUBLING_S)
 
-    def quicken(self, *, is_near: bool) -> None:
+    def quicken(self, *, is_near: bool, allow: Callable[[int], int] = int) -> None:
         """Send more requests at the same time, because the reader waits for an answer.
 
         Args:
             is_near: whether it waits for a near store.
+            allow: see `await_answer`.
         """
-        self._pace.together = min(2 * self._pace.together, MAX_TOGETHER)
-        if not is_near:
-            self.double(MAX_THREADS)
+        pace, together = self._pace, min(2 * self._pace.together, MAX_TOGETHER)
+        count = self._count if is_near else min(2 * self._count, MAX_THREADS)
+        allowed = allow(count * together)
+        pace.threads = min(count, allowed)
+        pace.together = min(together, allowed // pace.threads)
+        self.resize(pace.threads)
 
     def _new_thread(self) -> threading.Thread:
-        arguments = self._calls, self.is_closed, self._pace
+        arguments = self._calls, self.is_closed, self._pace, len(self._threads)
         return threading.Thread(target=_run_requests, args=arguments, name=self._name, daemon=True)
 
 
-def _run_requests(calls: Calls, is_closed: threading.Event, pace: Pace) -> None:
+def _run_requests(calls: Calls, is_closed: threading.Event, pace: Pace, number: int) -> None:
     sent, is_last = deque[tuple[Future[Any], SentCall[Any]]](), False
     while sent or not is_last:
-        count = pace.together if len(sent) <= pace.together // 2 else 0  # several at a time take less CPU time
+        if number >= pace.threads and not sent:
+            return
+        # Several at a time take less CPU time.
+        count = pace.together if len(sent) <= pace.together // 2 and number < pace.threads else 0
         while not is_last and len(sent) < count:
             try:
                 entry = calls.get(block=not sent)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future, InvalidStateError
 from contextlib import nullcontext, suppress
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from wds_datapipes.io.daemon_threads import start_call, wait_for
 from wds_datapipes.io.file_systems import VERSION_FACTS, VERSION_NUMBERS
+from wds_datapipes.io.remote.overload import limit_of
 from wds_datapipes.io.remote.source import MonitoredFile, OpenedSource, etag_of, version_of
 from wds_datapipes.io.streams import move_bytes
 
@@ -178,7 +180,9 @@ class BlockFile:
             if self._is_closed:
                 raise ValueError("the file is closed")
             self._attempt = attempt = start_call(self._next)
-        return wait_for(attempt, self._store.remote.timeouts.block_s)
+        remote = self._store.remote
+        with limit_of(remote.store).watch(time.perf_counter()):
+            return wait_for(attempt, remote.timeouts.block_s)
 
     def _next(self) -> bytes:
         """Return the next block; runs in another thread."""

@@ -20,6 +20,7 @@ from fsspec.config import conf  # type: ignore[import-untyped]  # it carries no 
 from wds_datapipes.io.after_fork import at_fork
 from wds_datapipes.io.remote.http_answer import SIZE, Answer
 from wds_datapipes.io.remote.http_request import Access, HttpStatusError, Request
+from wds_datapipes.io.remote.overload import limit_of
 from wds_datapipes.io.remote.retry import is_transient
 from wds_datapipes.io.remote.source import (
     SHOWN,
@@ -229,14 +230,19 @@ class HttpStore:
         client, url = (self._remote.filesystem, self._remote.path) if self._sign is None else self._sign()
         part = (f"{start}-{end - 1}",) if end is not None else (f"{start}-", self._etag) if start else ()
         request: Request = client.request(url, *part)
-        return SentRequest(partial(self._receive, request, start, end, *part[:1]), request.close, since)
+        receive = partial(self._receive, request, since, start, end, *part[:1])
+        return SentRequest(receive, request.close, since)
 
     def open(self, start: int, end: int | None = None) -> OpenedSource:
         """Open the file at an offset; a server without range support sends it from the beginning."""
         return self.send(start, end).open()
 
-    def _receive(self, request: Request, start: int, end: int | None, part: str | None = None) -> OpenedSource:
-        remote, answer = self._remote, request.answer()
+    def _receive(
+        self, request: Request, since: float, start: int, end: int | None, part: str | None = None
+    ) -> OpenedSource:
+        remote = self._remote
+        with limit_of(remote.store).watch(since):
+            answer = request.answer()
         if answer.is_first:
             remote.counters.count(f"connections/{remote.store}")
         opened = opened_by(answer, part)

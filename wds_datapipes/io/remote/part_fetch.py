@@ -41,6 +41,7 @@ class PartFetch:
     Attributes:
         block_bytes: the size of a block.
         size: the size of the part in bytes; None if it is unknown or not known yet.
+        has_ended: whether the thread has read all of the part, or has failed.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class PartFetch:
         self._awaited = 0
         self.size: int | None = None
         self._error: BaseException | None = None
-        self._has_ended = self._is_stopped = False
+        self.has_ended = self._is_stopped = False
         self._changed = threading.Condition()
         self._stream: ResumingStream | None = None
         self._thread = threading.Thread(target=self._run, name="wds-read-ahead", daemon=True)
@@ -68,7 +69,7 @@ class PartFetch:
     @property
     def reserved_bytes(self) -> int:
         """The number of bytes that the thread holds or may still buffer."""
-        if self._has_ended:
+        if self.has_ended:
             return self._buffered
         remaining = sys.maxsize if self.size is None else self.size - self._consumed
         return min(remaining, self._max_bytes)
@@ -76,7 +77,7 @@ class PartFetch:
     @property
     def is_open(self) -> bool:
         """Whether the store has answered, or the thread has failed."""
-        return self._stream is not None or self._has_ended
+        return self._stream is not None or self.has_ended
 
     @property
     def etag(self) -> str | None:
@@ -86,7 +87,7 @@ class PartFetch:
     @property
     def is_exhausted(self) -> bool:
         """Whether all of the part was taken."""
-        return self._has_ended and not self._buffered and self._error is None
+        return self.has_ended and not self._buffered and self._error is None
 
     def allow(self, max_bytes: int) -> None:
         """Raise the limit."""
@@ -97,7 +98,7 @@ class PartFetch:
 
     def is_ready(self, count: int) -> bool:
         """Whether this many bytes, as many as can be buffered, or all remaining bytes are buffered."""
-        return self._has_ended or self._buffered >= min(count, self._max_bytes)
+        return self.has_ended or self._buffered >= min(count, self._max_bytes)
 
     def wait(self, count: int) -> None:
         """Wait until this many bytes or all remaining bytes are buffered, or the size of the part becomes known."""
@@ -143,7 +144,7 @@ class PartFetch:
                 block.start += len(view)
                 if block.start == len(block.data):
                     used.append(self._blocks.popleft().data)
-            if self._has_ended and not self._buffered and self._blocks:
+            if self.has_ended and not self._buffered and self._blocks:
                 used.append(self._blocks.popleft().data)
             data = b"".join(views)
         self._unused.extend(used)
@@ -184,7 +185,7 @@ class PartFetch:
         except BaseException as error:  # noqa: BLE001  `take` raises it
             self._error = error
         with self._changed:
-            self._has_ended = True
+            self.has_ended = True
             self._changed.notify_all()
 
     def _raise_error(self) -> None:

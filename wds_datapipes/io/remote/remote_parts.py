@@ -44,6 +44,7 @@ class RemoteParts:
 
     Attributes:
         fetches: the parts that are held or being fetched, in order.
+        store: the scheme and the host or bucket of the URL.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class RemoteParts:
     ) -> None:
         self._url, self._options, self._unused = url, options, unused
         self._part_bytes, self._next, self._file = part_bytes, part_bytes if file is None else start, file
+        self.store = store_of(url)
         self._is_stopped, self._until = threading.Event(), math.inf
         self.fetches: deque[PartFetch] = deque()
         self._process = os.getpid()
@@ -80,6 +82,11 @@ class RemoteParts:
     def count(self) -> int:
         """The number of parts that are held or being fetched."""
         return len(self.fetches)
+
+    @property
+    def in_flight(self) -> int:
+        """The number of parts that are being fetched."""
+        return sum(not fetch.has_ended for fetch in self.fetches)
 
     @property
     def is_open(self) -> bool:
@@ -178,7 +185,7 @@ class RemoteParts:
         return self._file is not None and self._file.has_parts
 
     def _begin(self, open_part: Any, max_bytes: int) -> None:
-        note = partial(note_answer, store_of(self._url))
+        note = partial(note_answer, self.store)
         with defer_interrupts():  # otherwise a started thread could be unknown and never stopped
             self.fetches.append(PartFetch(open_part, max_bytes, self._unused, note))
 
