@@ -103,10 +103,14 @@ class ShardPrefetcher(Iterable[T]):
             if self._open_shards == 1:
                 self.close()
 
+    def stop(self) -> None:
+        """Stop prefetching all shards, without waiting for the threads."""
+        for fetch in [*self._fetches.values()]:
+            fetch.stop()
+
     def close(self) -> None:
         """Stop prefetching all shards."""
-        for fetch in [*self._fetches.values()]:  # all of them before waiting for the first
-            fetch.stop()
+        self.stop()  # all of them before waiting for the first
         for index in [*self._fetches]:
             self._release(index)
 

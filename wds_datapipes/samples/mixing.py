@@ -192,6 +192,7 @@ def interleave_samples(
         reader.finish()
         grouping.finish()
     finally:
+        reader.stop()  # all shards, before one waits for its threads
         for _, _, samples in turns:
             samples.close()
         shards.close()

@@ -230,6 +230,10 @@ class ShardReader:
             self._policy.count_unread(self._source, self._taken)
         self._policy.finish()
 
+    def stop(self) -> None:
+        """Stop prefetching, without waiting for the threads; shards that are open cannot be read on."""
+        self._prefetcher.stop()
+
     def close(self) -> None:
         """Stop prefetching."""
         self._prefetcher.close()

@@ -204,8 +204,9 @@ def test_a_loop_that_ends_early_leaves_no_thread(proxy: FaultProxy, count: int, 
         until(lambda: not threads())
 
 
+@pytest.mark.parametrize("open_shards", [1, 3])
 def test_all_threads_are_stopped_before_the_first_is_awaited(
-    proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+    proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, open_shards: int
 ) -> None:
     """Otherwise a store that accepts no connections would delay the end of a loop by seconds for each shard."""
     log = list[str]()
@@ -216,8 +217,12 @@ def test_all_threads_are_stopped_before_the_first_is_awaited(
             method(fetch, *until)
 
         monkeypatch.setattr(PartFetch, name, partialmethod(recorded, method=getattr(PartFetch, name)))
-    next(samples := iter(members_of([address(proxy)[0]] * 9, read_ahead=300_000)))
-    del samples
+    urls = [address(proxy)[0]] * 9
+    samples = iter(members_of(urls, read_ahead=300_000, open_shards=open_shards).group_samples())
+    for _ in range(open_shards):
+        next(samples)
+    log.clear()
+    samples.close()
     count = log.count("join")
     assert log[:count] == ["stop"] * count
     assert count > 3
