@@ -29,7 +29,8 @@ MAX_DELAY_S, NEAR_BYTES_PER_S = 0.03, 400e6
 #: The minimum and maximum size of a part; between them, this many parts have the size of the limit. Smaller parts need
 #: more requests, and a connection is slow at its start.
 MIN_PART_BYTES, MAX_PART_BYTES, PARTS = 1 << 20, 8 << 20, 32
-#: The number of parts that are fetched at the same time at first, and its maximum. It doubles whenever the reader has
+#: The number of parts that are fetched at the same time at first, and its maximum, besides one for each further open
+#: shard. It doubles whenever the reader has
 #: to wait, so a process has as many connections as it needs.
 FIRST_PARTS, MAX_PARTS = 4, 64
 #: With a smaller buffer per shard, threads would wait for each other more than for the store.
@@ -175,13 +176,14 @@ class ShardPrefetcher(Iterable[T]):
 
     def _extend(self, current: int, has_to_wait: bool) -> None:
         """Fetch more of a shard that is read, and begin to fetch the next ones, within the limits."""
-        if has_to_wait and self._part_count + 1 >= self._most_parts:  # one may just have been read to its end
+        # One may just have been read to its end.
+        if has_to_wait and self._part_count + 1 >= self._most_parts + self._open_count - 1:
             self._most_parts = min(2 * self._most_parts, MAX_PARTS)
         self._expect(self._fetches.values())
         reading = self._fetches[current]
         from wds_datapipes.io.remote.overload import limit_of  # only remote shards need it
 
-        self._allowed_parts = limit_of(reading.store).allow(self._most_parts)
+        self._allowed_parts = limit_of(reading.store).allow(self._wanted_parts)
         others = self._reserved_bytes - reading.reserved_bytes
         if self._share is None:
             reading.allow(min(self._shard_bytes, self._max_bytes - others))
@@ -223,7 +225,12 @@ class ShardPrefetcher(Iterable[T]):
 
     def _begin_parts(self, fetch: RemoteParts, room: int) -> None:
         """Begin to fetch the next parts of a shard that has so much space."""
-        while (count := fetch.next_bytes) and self._may_begin(fetch.reserved_bytes + count, room):
+        open_count = self._open_count
+        # Equally many of each open shard, or those that come first would leave none for the others.
+        most = 1 + max(self._most_parts // open_count, 1) if open_count > 1 else sys.maxsize
+        while (
+            (count := fetch.next_bytes) and fetch.count < most and self._may_begin(fetch.reserved_bytes + count, room)
+        ):
             fetch.begin_next()
 
     def _is_begun(self, fetch: RemoteParts) -> bool:
@@ -232,14 +239,25 @@ class ShardPrefetcher(Iterable[T]):
         return is_known and not fetch.next_bytes
 
     def _may_begin(self, reserved: int, room: int) -> bool:
-        count, in_flight = self._part_count + 1, sum(fetch.in_flight for fetch in self._fetches.values())
-        if reserved > room or count > self._most_parts or in_flight >= self._allowed_parts:
+        count, others = self._part_count + 1, self._open_count - 1
+        in_flight = sum(fetch.in_flight for fetch in self._fetches.values())
+        if reserved > room or count > self._wanted_parts + others or in_flight >= self._allowed_parts + others:
             return False
         return self._share is None or self._share.hold(count)
 
     @property
     def _reserved_bytes(self) -> int:
         return sum(fetch.reserved_bytes for fetch in self._fetches.values())
+
+    @property
+    def _open_count(self) -> int:
+        """The number of open shards; each of them has a part, whatever the limits."""
+        return sum(index <= self._current for index in self._fetches)
+
+    @property
+    def _wanted_parts(self) -> int:
+        """The number of parts, besides one of each further open shard: at least one more of each, and the next one."""
+        return max(self._most_parts, self._open_count + 2)
 
     @property
     def _part_count(self) -> int:

@@ -204,6 +204,18 @@ def test_a_loop_that_ends_early_leaves_no_thread(proxy: FaultProxy, count: int, 
         until(lambda: not threads())
 
 
+def test_each_open_shard_has_a_part_ahead(proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetch, "MAX_PARTS", prefetch.FIRST_PARTS)
+    samples = iter(large(proxy, 30, read_ahead=10 << 20, open_shards=12).group_samples())
+    for _ in range(12):
+        next(samples)
+    until(lambda: not threads())  # each ends with its part
+    begins = [part for _, part in proxy.asked]
+    assert begins.count(f"bytes={PART}-{2 * PART - 1}") == 12
+    assert len(begins) <= 12 * 2 + 1
+    samples.close()
+
+
 @pytest.mark.parametrize("open_shards", [1, 3])
 def test_all_threads_are_stopped_before_the_first_is_awaited(
     proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, open_shards: int
