@@ -76,7 +76,7 @@ class _Handler(QuietHandler):
 def test_fewer_requests_are_in_flight_after_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefetch, "FIRST_PARTS", FIRST)
     monkeypatch.setattr(prefetch, "MAX_PARTS", FIRST)
-    samples = [{"__key__": f"{n:02}", "bin": bytes([n]) * 2000} for n in range(SAMPLES)]
+    samples: list[dict[str, Any]] = [{"__key__": f"{n:02}", "bin": bytes([n]) * 2000} for n in range(SAMPLES)]
     shard = Path(build_shard(tmp_path / "a.tar", samples))
     with small_parts(), serving(Busy(shard.read_bytes())) as server:
         allowed = [FIRST]
