@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import math
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,8 @@ class Busy(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.body, self.url = body, f"http://127.0.0.1:{self.server_port}/a.tar"
         self.limit = limit_of(store_of(self.url))
-        self.most, self.may_answer, self.asked = 8, lambda: True, list[tuple[int, int, bool]]()
+        self.most, self.asked = 8, list[tuple[int, int, bool]]()
+        self.may_answer: Callable[[], bool] = lambda: True
         self.in_flight, self.lock = 0, threading.Lock()
 
 
