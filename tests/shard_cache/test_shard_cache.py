@@ -28,7 +28,9 @@ from wds_datapipes.index.format.manifest import Manifest
 from wds_datapipes.io import daemon_threads
 from wds_datapipes.io.file_lock import lock_file
 from wds_datapipes.io.openers import open_url, register_opener
+from wds_datapipes.io.part_share import PartShare
 from wds_datapipes.io.remote.remote_file import FileFacts
+from wds_datapipes.shard_cache import download
 from wds_datapipes.shard_cache.cached_shards import CachedShard, cache_wds_shards, warm_cache
 from wds_datapipes.shard_cache.download import CacheFullError, DownloadRequest
 from wds_datapipes.shard_cache.entry import FOLDER_LOCK, Entry, entries
@@ -105,6 +107,24 @@ def test_a_shard_is_fetched_once(folder: CacheFolder, store: Store) -> None:
     assert facts.bytes == 3_000_000
     assert facts.sha256 == hashlib.sha256(store.shards["a.tar"]).hexdigest()
     assert left_over(folder) == set()
+
+
+def test_downloads_of_a_process_share_their_parts(
+    folder: CacheFolder, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares: list[PartShare] = []
+    open_ahead = download.open_ahead
+
+    def recorded(url: str, max_bytes: int, share: PartShare, /, **options: Any) -> BinaryIO:
+        shares.append(share)
+        return open_ahead(url, max_bytes, share, **options)
+
+    monkeypatch.setattr(download, "open_ahead", recorded)
+    for name in "ab":
+        store.shards[name] = b"content"
+        read(folder, f"store:{name}")
+    assert shares[0] is not shares[1]
+    assert shares[0].common is shares[1].common
 
 
 def test_an_empty_shard_is_kept_too(folder: CacheFolder, store: Store) -> None:
