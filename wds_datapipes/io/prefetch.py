@@ -30,8 +30,7 @@ MAX_DELAY_S, NEAR_BYTES_PER_S = 0.03, 400e6
 #: more requests, and a connection is slow at its start.
 MIN_PART_BYTES, MAX_PART_BYTES, PARTS = 1 << 20, 8 << 20, 32
 #: The number of parts that are fetched at the same time at first, and its maximum, besides one for each further open
-#: shard. It doubles whenever the reader has
-#: to wait, so a process has as many connections as it needs.
+#: shard. It doubles whenever the reader has to wait, so a process has as many connections as it needs.
 FIRST_PARTS, MAX_PARTS = 4, 64
 #: With a smaller buffer per shard, threads would wait for each other more than for the store.
 MIN_SHARD_BYTES = 64 << 10
@@ -251,8 +250,8 @@ class ShardPrefetcher(Iterable[T]):
 
     @property
     def _open_count(self) -> int:
-        """The number of open shards; each of them has a part, whatever the limits."""
-        return sum(index <= self._current for index in self._fetches)
+        """The number of open shards, at least one; each of them has a part, whatever the limits."""
+        return max(sum(index <= self._current for index in self._fetches), 1)
 
     @property
     def _wanted_parts(self) -> int:

@@ -97,6 +97,15 @@ def test_fewer_requests_are_in_flight_after_refusals(tmp_path: Path, monkeypatch
         assert max(later) <= (1 + answers / ANSWERS, False)
 
 
+def test_a_single_file_is_read_from_a_store_that_serves_one_request_at_a_time(tmp_path: Path) -> None:
+    body = Path(build_shard(tmp_path / "a.tar", [{"__key__": "0", "bin": bytes(SAMPLES * PART)}])).read_bytes()
+    with small_parts(), serving(Busy(body)) as server:
+        server.most = 1
+        with prefetch.open_ahead(server.url, FIRST * PART, retries=1000) as file:
+            assert file.read() == body
+        assert server.limit.allow(FIRST) <= FIRST // 2
+
+
 def test_a_reader_by_index_keeps_to_the_limit_of_its_store(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -195,6 +195,9 @@ class RemoteParts:
         if not self._part_bytes:
             return cast("ResumingStream", open_url(self._url, **options))
         self._file = file = cast("RemoteFile", open_parts(self._url, check=_accept, **options))
+        if self._is_stopped.is_set():  # `close` may not have seen the file
+            file.close()
+            raise AbandonedError
         return file.begin(self._part_bytes)
 
     def _pause(self, seconds: float) -> None:
