@@ -29,6 +29,7 @@ from wds_datapipes.io import daemon_threads
 from wds_datapipes.io.file_lock import lock_file
 from wds_datapipes.io.openers import open_url, register_opener
 from wds_datapipes.io.part_share import PartShare
+from wds_datapipes.io.prefetch import open_ahead
 from wds_datapipes.io.remote.remote_file import FileFacts
 from wds_datapipes.shard_cache import download
 from wds_datapipes.shard_cache.cached_shards import CachedShard, cache_wds_shards, warm_cache
@@ -113,7 +114,6 @@ def test_downloads_of_a_process_share_their_parts(
     folder: CacheFolder, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shares: list[PartShare] = []
-    open_ahead = download.open_ahead
 
     def recorded(url: str, max_bytes: int, share: PartShare, /, **options: Any) -> BinaryIO:
         shares.append(share)
