@@ -113,7 +113,7 @@ TABLE = [
     Adapted(
         dict.fromkeys(("_DYNAMIC_CLASS_TRACKER_BY_CLASS", "_DYNAMIC_CLASS_TRACKER_BY_ID"), ""),  # of the extra ray
         ("loading/transport/serialization.py",),
-        "the class of the main program of which a worker on another host has a copy",
+        "how a worker on another host refers to a class of the main program",
     ),
     Adapted(
         {"_shared_rng": SEEDS, "_worker_rng": SEEDS, "_ctr": "", "_generated_seeds": ""},

@@ -33,7 +33,7 @@ class PartShare:
         self._held: list[bool] = []
 
     def hold(self, count: int) -> bool:
-        """Hold so many parts, or as many as are left; return whether it now holds so many.
+        """Try to hold ``count`` parts, and release any beyond that; return whether it holds ``count`` parts.
 
         >>> common = CommonParts(2)
         >>> one, other = PartShare(common), PartShare(common)

@@ -36,7 +36,7 @@ def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_shards(SHARDS, SAMPLES)
 
 
-#: A program that leaves the cluster while a loader runs; then it may join it again, and goes on.
+#: A program that disconnects from the cluster while a loader runs, may connect again, and continues to iterate.
 LEAVING = """
 import json, os
 import ray

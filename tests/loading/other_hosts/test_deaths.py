@@ -174,7 +174,7 @@ def test_all_workers_of_a_host_that_dies_start_again_at_the_same_time(
         found = items_of(items, 2 * workers)
         actors = hosts.actors()
         hosts.kill("a")
-        for actor in actors:  # which would go on for a while
+        for actor in actors:  # they would otherwise keep running
             kill(actor)
         loop = threading.Thread(target=lambda: found.extend(items))
         loop.start()

@@ -74,7 +74,7 @@ class OwnMemory:
         """Do nothing: `reuse` frees all pieces."""
 
     def reuse(self) -> None:
-        """Use the memory of the previous reply again, of which the caller has a copy."""
+        """Make the memory of the previous reply available again; the caller has received a copy."""
         if self._taken:
             self._spare = max(self._taken, key=lambda piece: piece.memory.size)
             self._taken = []
