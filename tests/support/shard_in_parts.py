@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ __all__ = [
     "SHARD",
     "SIZE",
     "address",
+    "log_of_calls",
     "members_of",
     "read",
     "small_parts",
@@ -80,6 +82,19 @@ def read(proxy: FaultProxy, scheme: str = "http", **options: Any) -> list[bytes]
     """Return the contents of the shard's samples."""
     url, access = address(proxy, scheme)
     return [member.data for member in members_of([url], **access, **options)]
+
+
+def log_of_calls(patch: pytest.MonkeyPatch, cls: type, *names: str) -> list[str]:
+    """Return a list to which the name of each of these methods is added when it is called."""
+    log = list[str]()
+    for name in names:
+
+        def recorded(each: Any, *arguments: Any, name: str = name, method: Any = None) -> None:
+            log.append(name)
+            method(each, *arguments)
+
+        patch.setattr(cls, name, partialmethod(recorded, method=getattr(cls, name)))
+    return log
 
 
 def threads() -> list[threading.Thread]:

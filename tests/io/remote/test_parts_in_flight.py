@@ -8,14 +8,14 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from functools import partial, partialmethod
+from functools import partial
 from typing import Any
 
 import pytest
 from faults import FaultProxy, fault_proxy
 from fsspec.asyn import get_loop  # type: ignore[import-untyped]  # it carries no types
 from nginx_server import Nginx
-from shard_in_parts import PART, SHARD, address, members_of, small_parts, threads, until
+from shard_in_parts import PART, SHARD, address, log_of_calls, members_of, small_parts, threads, until
 
 from wds_datapipes import ShardReadingService
 from wds_datapipes.errors import ShardReadError, WorkerDiedError
@@ -221,14 +221,7 @@ def test_all_threads_are_stopped_before_the_first_is_awaited(
     proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, open_shards: int
 ) -> None:
     """Otherwise a store that accepts no connections would delay the end of a loop by seconds for each shard."""
-    log = list[str]()
-    for name in ("stop", "join"):
-
-        def recorded(fetch: PartFetch, *until: float, name: str = name, method: Any = None) -> None:
-            log.append(name)
-            method(fetch, *until)
-
-        monkeypatch.setattr(PartFetch, name, partialmethod(recorded, method=getattr(PartFetch, name)))
+    log = log_of_calls(monkeypatch, PartFetch, "stop", "join")
     urls = [address(proxy)[0]] * 9
     samples = iter(members_of(urls, read_ahead=300_000, open_shards=open_shards).group_samples())
     for _ in range(open_shards):
