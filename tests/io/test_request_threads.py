@@ -45,18 +45,8 @@ class Requests:
         return send
 
 
-#: The threads that were there before a test, which another test may have left to end in the background.
-EARLIER: set[threading.Thread] = set()
-
-
-@pytest.fixture(autouse=True)
-def _earlier() -> None:
-    EARLIER.clear()
-    EARLIER.update(threading.enumerate())
-
-
 def threads() -> list[threading.Thread]:
-    return [each for each in threading.enumerate() if each.name == "requests" and each not in EARLIER]
+    return [thread for thread in threading.enumerate() if thread.name == "requests"]
 
 
 @pytest.fixture

@@ -106,9 +106,9 @@ def _run_requests(calls: Calls, is_closed: threading.Event, pace: Pace, number: 
     while sent or not is_last:
         if number >= pace.threads and not sent:
             return
-        # Several at a time take less CPU time.
-        count = pace.together if len(sent) <= pace.together // 2 and number < pace.threads else 0
-        while not is_last and len(sent) < count:
+        # Several at a time take less CPU time. The pace may change while the thread waits for a call.
+        is_due = len(sent) <= pace.together // 2
+        while is_due and not is_last and len(sent) < pace.together and number < pace.threads:
             try:
                 entry = calls.get(block=not sent)
             except queue.Empty:
