@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -72,12 +73,29 @@ class Entry:
     """
 
     def __init__(self, folder: Path, digest: str, name: str) -> None:
-        self.folder = folder
-        self.digest = digest
-        self.path = folder / f"{digest}-{name}"
-        self.facts_path = folder / f"{digest}{FACTS}"
-        self.part = folder / f"{digest}{PART}"
-        self.lock = folder / f"{digest}{LOCK}"
+        self.folder, self.digest, self._name = folder, digest, name
+
+    # Eviction needs only one of these paths of each copy in a folder.
+
+    @cached_property
+    def path(self) -> Path:
+        """The copy."""
+        return self.folder / f"{self.digest}-{self._name}"
+
+    @cached_property
+    def facts_path(self) -> Path:
+        """The facts about it; its modification time is the last use of the copy."""
+        return self.folder / f"{self.digest}{FACTS}"
+
+    @cached_property
+    def part(self) -> Path:
+        """The download in progress."""
+        return self.folder / f"{self.digest}{PART}"
+
+    @cached_property
+    def lock(self) -> Path:
+        """The file that is locked during a download."""
+        return self.folder / f"{self.digest}{LOCK}"
 
     @classmethod
     def of(cls, folder: Path, url: str, url_to_name: UrlToName = without_signature) -> Entry:
@@ -156,9 +174,10 @@ def is_copy(name: str) -> bool:
     return COPY.fullmatch(name) is not None
 
 
-def entries(folder: Path) -> list[Entry]:
-    """Return all copies in a folder, sorted by name."""
-    names = filter(is_copy, sorted(os.listdir(folder)))  # noqa: PTH208  only the names are needed
+def entries(folder: Path, *, with_links: bool = True) -> list[Entry]:
+    """Return all copies in a folder, sorted by name; without links, only those that were downloaded."""
+    with os.scandir(folder) as files:
+        names = sorted(file.name for file in files if is_copy(file.name) and (with_links or not file.is_symlink()))
     return [Entry(folder, name[:DIGITS], name[DIGITS + 1 :]) for name in names]
 
 

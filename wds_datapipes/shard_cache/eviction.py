@@ -176,7 +176,7 @@ def evict_one(folder: Path, priority: Priority = Entry.last_use) -> bool:
 
 def evictable(folder: Path, priority: Priority = Entry.last_use) -> list[Entry]:
     """Return the downloaded copies in the order of their eviction; files that were put into the folder stay."""
-    return sorted((entry for entry in entries(folder) if not entry.is_link), key=priority)
+    return sorted(entries(folder, with_links=False), key=priority)
 
 
 def evict(entry: Entry) -> int:
@@ -196,27 +196,33 @@ def evict(entry: Entry) -> int:
 def used_bytes(folder: Path, own: Path | None = None) -> int:
     """Return the total size of all downloaded copies in a folder, including downloads in progress."""
     used = 0
-    for path in folder.iterdir():
-        is_counted = is_copy(path.name) or (path.suffix == PART and OWN.fullmatch(path.name))
-        if is_counted and path != own and not path.is_symlink():
-            with suppress(FileNotFoundError):
-                used += path.stat().st_size
+    with os.scandir(folder) as files:
+        for file in files:
+            is_counted = is_copy(file.name) or (file.name.endswith(PART) and OWN.fullmatch(file.name))
+            if is_counted and not file.is_symlink() and (own is None or file.name != own.name):
+                with suppress(FileNotFoundError):
+                    used += file.stat().st_size
     return used
 
 
 def _remove_abandoned(folder: Path, own: Path | None) -> None:
     """Remove the files of killed processes, and links to files that are gone."""
-    paths = list(folder.iterdir())
-    copies = {path.name[:DIGITS] for path in paths if is_copy(path.name)}
-    for path in paths:
-        if path == own or not (OWN.fullmatch(path.name) or (is_copy(path.name) and not path.exists())):
+    with os.scandir(folder) as files:
+        found = [(file.name, is_copy(file.name), file.is_symlink()) for file in files]
+    copies = {name[:DIGITS] for name, is_a_copy, _ in found if is_a_copy}
+    for name, is_a_copy, is_link in found:
+        is_used = name.endswith(FACTS) and name[:DIGITS] in copies
+        if is_used or not (is_link if is_a_copy else OWN.fullmatch(name)):
+            continue
+        path = folder / name
+        if path == own or (is_a_copy and path.exists()):
             continue
         is_of_download = path.suffix in (PART, LOCK) and FACTS not in path.suffixes
-        is_stray = path.suffix == PART or path.name[:DIGITS] not in copies
+        is_stray = path.suffix == PART or name[:DIGITS] not in copies
         with suppress(FileNotFoundError):
             if is_of_download:
                 with lock_file(path.with_suffix(LOCK), wait=False) as descriptor:
                     if descriptor is not None:
                         path.with_suffix(PART).unlink(missing_ok=True)
-            elif is_copy(path.name) or (is_stray and abs(time.time() - path.stat().st_mtime) > STRAY_S):
+            elif is_a_copy or (is_stray and abs(time.time() - path.stat().st_mtime) > STRAY_S):
                 path.unlink()
