@@ -172,7 +172,10 @@ def section_of_growth(facts: Any) -> Section:
     texts = [text]
     tables = {
         "states": (("shards in the list", "bytes of a state", "ms to save", "s to resume"), (1, 1e3, 1)),
-        "copies": (("copies in a shard cache", "µs to find one", "s to download in place of one"), (1, 1)),
+        "copies": (
+            ("copies in a shard cache", "s to find the first", "µs to find another", "s to download in place of one"),
+            (1, 1, 1),
+        ),
         "cached": (("samples in a sample cache", "µs per sample to fill it", "to read it"), (1, 1)),
     }
     for name, (headings, factors) in tables.items():
