@@ -212,8 +212,11 @@ def test_files_that_are_not_archives(archive: bytes, error: type[ShardError], me
 # Crafted headers, compared with tarfile
 
 
+@pytest.mark.parametrize("headers_only", [False, True])
 @pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE])
-def test_a_link_in_place_of_a_field_warns_once(kind: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_in_place_of_a_field_warns_once(
+    kind: bytes, headers_only: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Otherwise, the sample would silently lack the field."""
     monkeypatch.setattr("wds_datapipes.tar.reader._warned_about_links", [])
     file = io.BytesIO()
@@ -227,7 +230,7 @@ def test_a_link_in_place_of_a_field_warns_once(kind: bytes, monkeypatch: pytest.
                 info.size = 3
                 archive.addfile(info, io.BytesIO(b"abc"))
     with pytest.warns(UserWarning, match=r"shard\.tar has the member 'b\.jpg' \(header at byte 1536\)") as caught:
-        found = list(read_members(io.BytesIO(file.getvalue()), shard="shard.tar"))
+        found = list(read_members(io.BytesIO(file.getvalue()), shard="shard.tar", headers_only=headers_only))
     assert len(caught) == 1
     assert [member[1] for member in found] == ["a.jpg", "c.cls"]
     with warnings.catch_warnings():

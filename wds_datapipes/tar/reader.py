@@ -150,7 +150,7 @@ def read_members(
             ahead.fill(padding + between * BLOCK)
             data_end = ahead.offset + padding
         else:
-            if headers.is_link and not is_file and select_files is None and not headers_only:  # it sees only files
+            if headers.is_link and not is_file and select_files is None:  # it sees only files
                 _warn_about_link(name if rename_files is None else rename_files(name), archive, start)
             # If the end marker is optional, so is the padding of the last file.
             seek_from = SEEK_FROM if headers_only else PIECE
