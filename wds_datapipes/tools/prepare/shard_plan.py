@@ -196,8 +196,10 @@ def _size(
     except UnicodeEncodeError as error:
         raise SampleSourceError(f"the key of {spec.location} has text that is not UTF-8: {error}") from None
     if key_rule is not None and (fault := fault_of_key(key, key_rule)):
-        keep = ("; to keep this key, ", *KEEP_DOTS) if has_dots(key, key_rule) else ()
-        raise EncodeError(f"{spec.location}: {fault}. For new keys, ", REKEY, *keep)
+        if has_dots(key, key_rule):  # such names are common, so what to do comes first
+            place = f"{spec.location} has a dot in its key {key!r}"
+            raise EncodeError(f"{place}: for new keys, ", REKEY, "; to keep it, ", *KEEP_DOTS, f". {fault}")
+        raise EncodeError(f"{spec.location}: {fault}. For new keys, ", REKEY)
     try:
         total = packer.pack({"__key__": key, **dict.fromkeys(spec.parts, b"")}).size
     except EncodeError as error:
