@@ -11,7 +11,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from wds_datapipes import IndexedSamples, ShardList, StatefulShards
 from wds_datapipes.errors import StateError
-from wds_datapipes.index import EpochOptions
+from wds_datapipes.index import EpochOptions, Pack, build_indexes
 from wds_datapipes.loading.checkpoint.format import checkpoints_in
 
 KEYS = sorted(f"{shard}-{n}" for shard in range(6) for n in range(8))
@@ -163,6 +163,29 @@ def test_a_change_that_repeats_or_loses_samples_is_refused(first: Any, second: A
     state, _ = begun(StatefulShards(first()), 2)
     with pytest.raises(StateError, match=message):
         StatefulShards(second()).load_state_dict(state, amend=True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"bucket_by": lambda index: index.columns["size"]},
+        {"pack": Pack(length="size", row=9)},
+        {"pack": Pack(length=[1] * 32, row=2, cost="size")},
+        {"pack": Pack(length=[1] * 32, row=9, second=("size", 9))},
+    ],
+)
+def test_columns_by_which_samples_are_placed_may_not_change(options: Any) -> None:
+    def data(places: list[int]) -> Any:
+        build_indexes("{0..3}.tar", columns=lambda sample: {"size": places[int(sample["cls"])]}, progress=False)
+        pipe: Any = IndexedSamples("{0..3}.tar", global_batch_size=3, epoch=EpochOptions(**options))
+        if "pack" in options:
+            pipe = pipe.map_samples(lambda _: {"tokens": [1]}).pack_rows("tokens")
+        return StatefulShards(pipe.map(key_of).batch(3))
+
+    state, _ = begun(data([2, 4, 6, 8] * 2), 2)
+    data([2, 4, 6, 8] * 2).load_state_dict(state, amend=True)
+    with pytest.raises(StateError, match="or other columns for bucket_by or pack"):
+        data([4, 2, 8, 6] * 2).load_state_dict(state, amend=True)
 
 
 def test_a_dataset_without_weights_grows_at_the_next_epoch() -> None:

@@ -290,13 +290,19 @@ class IndexedShards:
         )
 
     def digest_of(self, name: str, shards: int) -> str:
-        """Return a digest of the first shards of a dataset and of the samples selected from them."""
+        """Return a digest of the first shards of a dataset, the samples selected from them, and their columns."""
         part = self.shards_of[name]
         part = slice(part.start, part.start + shards)
         details = [join.other.fingerprint() for join in self.joins]
+        details += self._digests_of_columns(*np.append(0, self._ends)[[part.start, part.stop]].tolist())
         if self._selection is not None and shards:
             details.append(self._selection.fingerprint_of(part))
         return fingerprint([self.urls[part], self.sizes[part].tobytes(), details])[:12]
+
+    def _digests_of_columns(self, first: int, end: int) -> list[str]:
+        """Return digests of the values of some selected samples on which batches or rows depend."""
+        columns = (self.lengths, *(self.columns or ())[:3])
+        return [fingerprint(column[first:end].tobytes()) for column in columns if column is not None]
 
     def fingerprint(self) -> str:
         """Return the number of shards and samples, the first and last URL, and a digest of all."""
@@ -309,7 +315,6 @@ class IndexedShards:
         details += [
             *(join.other.fingerprint() for join in self.joins),
             *(repr(part) for part in self.shards_of.items() if part[0]),
-            *([] if self.lengths is None else [fingerprint(self.lengths.tobytes())]),
-            *(fingerprint(column.tobytes()) for column in self.columns or () if column is not None),
+            *self._digests_of_columns(0, len(self)),
         ]
         return f"{text} #{fingerprint([self.urls, self.sizes.tobytes(), *details])[:12]}"

@@ -93,7 +93,8 @@ def check_amendment(timeline: RunTimeline, new: Phase, digest: Callable[[str, in
         elif own is not None and (own[0] < shards or digest(name, shards) != old):
             problems.append(
                 f"{owner} had {plural(samples, 'sample')} in {plural(shards, 'shard')} (#{old}), but now has others in "
-                f"the first {shards:,} of {plural(own[0], 'shard')}. A dataset may only grow, by shards at its end"
+                f"the first {shards:,} of {plural(own[0], 'shard')}, or other columns for bucket_by or pack. A "
+                "dataset may only grow, by shards at its end"
             )
     if problems:
         raise StateError(f"This pipeline would repeat or lose samples of the run: {'; '.join(problems)}")

@@ -91,7 +91,7 @@ def pack_windows(
     numbers = firsts[shards] + numbers
     row = pack.row
     lengths = columns.lengths[numbers].astype(np.int64)
-    costs = lengths if columns.costs is None else columns.costs[numbers]
+    costs = columns.costs_of(numbers)
     seconds = None if columns.seconds is None else columns.seconds[numbers].astype(np.int64)
     starts, tokens, are_ends = np.zeros_like(lengths), lengths, np.ones(len(lengths), bool)
     if pack.long_samples != "raise" and (lengths > row).any():

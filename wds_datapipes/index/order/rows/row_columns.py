@@ -44,11 +44,18 @@ class RowColumns(NamedTuple):
         lengths: the number of tokens.
         costs: the cost; None for the length.
         seconds: the value that a second bound limits; None without one.
+        exponent: that of the power of two that makes costs integers; None if they are. It depends on all of them.
     """
 
     lengths: npt.NDArray[np.integer[Any]]
-    costs: Numbers | None
+    costs: npt.NDArray[Any] | None
     seconds: npt.NDArray[np.integer[Any]] | None
+    exponent: int | None = None
+
+    def costs_of(self, numbers: Numbers) -> Numbers:
+        """Return the costs of some samples as integers: scaling and rounding are exact on all machines."""
+        found = (self.lengths if self.costs is None else self.costs)[numbers]
+        return (found if self.exponent is None else np.rint(np.ldexp(found, self.exponent))).astype(np.int64)
 
 
 def measure_rows(pack: Pack, samples: Samples, sizes: Numbers) -> RowColumns:
@@ -66,7 +73,9 @@ def measure_rows(pack: Pack, samples: Samples, sizes: Numbers) -> RowColumns:
         SampleSizeError: a sample does not fit into a row.
     """
     lengths = _whole("length", _values("length", pack.length, samples, sizes), samples)
-    costs = None if pack.cost is None else _scaled("cost", _values("cost", pack.cost, samples, sizes), samples)
+    costs, exponent = None, None
+    if pack.cost is not None:
+        costs, exponent = _scale("cost", _values("cost", pack.cost, samples, sizes), samples)
     if pack.long_samples == "raise":
         _check_fit(
             lengths, pack.row, samples, "tokens", 'Pass Pack(long_samples="truncate") or "split", or a larger row'
@@ -78,7 +87,7 @@ def measure_rows(pack: Pack, samples: Samples, sizes: Numbers) -> RowColumns:
         _check_fit(
             seconds, most, samples, f"in {column!r}" if isinstance(column, str) else "in second", "Raise the limit"
         )
-    return RowColumns(_narrow(lengths), costs, None if seconds is None else _narrow(seconds))
+    return RowColumns(_narrow(lengths), costs, None if seconds is None else _narrow(seconds), exponent)
 
 
 def _values(name: str, column: Column, samples: Samples, sizes: Numbers) -> npt.NDArray[Any]:
@@ -123,18 +132,14 @@ def _whole(name: str, values: npt.NDArray[Any], samples: Samples) -> Numbers:
     return values.astype(np.int64)
 
 
-def _scaled(name: str, values: npt.NDArray[Any], samples: Samples) -> Numbers:
-    """Return costs as integers: multiplication by a power of two and rounding are exact on all machines."""
+def _scale(name: str, values: npt.NDArray[Any], samples: Samples) -> tuple[npt.NDArray[Any], int | None]:
+    """Return costs, and the exponent of the power of two that makes them integers; None if they are."""
     with np.errstate(invalid="ignore"):
         _refuse(name, values, ~((values >= 0) & (values < np.inf)), samples, "a finite number from 0")
-    if values.dtype.kind != "f":
-        if len(values) and int(values.max()) * len(values) >= MAX_SUM:
-            values = values.astype(np.float64)
-        else:
-            return values.astype(np.int64)
-    exponent = int(np.frexp(values.max())[1]) if len(values) else 0
-    scaled: Numbers = np.rint(np.ldexp(values.astype(np.float64), COST_BITS - exponent)).astype(np.int64)
-    return scaled
+    if values.dtype.kind != "f" and int(values.max(initial=0)) * len(values) < MAX_SUM:
+        return values.astype(np.int64), None
+    values = values.astype(np.float64)
+    return values, COST_BITS - int(np.frexp(values.max(initial=0))[1])
 
 
 def _check_fit(values: Numbers, most: int, samples: Samples, what: str, advice: str) -> None:
