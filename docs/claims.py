@@ -34,6 +34,7 @@ IDIOM = re.compile(r"\b(?:at all|each other|not only|read-only|above all|after a
 NUMBER = r"\d[\d,]*(?:\.\d+)?"
 #: A number, and the unit of what was measured, and is proven by no block that has the number.
 UNIT = "\N{MULTIPLICATION SIGN}|" + r"\s?(?:times|%|ms|µs|s|seconds|minutes|hours)(?!\w)"
+TIMES = {"ms", "µs", "s"}
 FIGURE = re.compile(rf"(?<![\w.:]){NUMBER}(?![\w:])(?P<unit>{UNIT})?")
 COUNTED = re.compile(
     r"\b(?:two|three|four|five|six|seven|eight|nine|ten|twelve|hundreds?|thousands?|millions?) "
@@ -78,12 +79,12 @@ def claims_of(text: str) -> list[str]:
     ]
 
 
-def figures_of(sentence: str, text: str) -> list[str]:
-    """Return the numbers in a sentence that neither name something nor are in a block of the page."""
+def figures_of(sentence: str, text: str) -> list[tuple[str, str]]:
+    """Return the numbers in a sentence that neither name something nor are in a block of the page, and their units."""
     shown = _numbers_of_blocks(text)
     found = [(match[0].removesuffix(match["unit"] or ""), match["unit"]) for match in FIGURE.finditer(_bare(sentence))]
-    numbers = [(number.replace(",", ""), unit) for number, unit in found]
-    return [number for number, unit in numbers if unit or number not in shown]
+    numbers = [(number.replace(",", ""), (unit or "").strip()) for number, unit in found]
+    return [(number, unit) for number, unit in numbers if unit or number not in shown]
 
 
 def _bare(sentence: str) -> str:
@@ -138,9 +139,9 @@ def problems(text: str, proofs: Mapping[str, list[str]]) -> Iterator[str]:
         wrong = [proof for proof in found if not is_valid(proof)]
         yield from (f"{proof} does not exist: {claim}" for proof in wrong)
         if not wrong and any(map(has_figures, found)):
-            known = [value for proof in filter(has_figures, found) for value in figures_in(proof)]
-            for figure in figures_of(claim, text):
-                if not any(_rounds_to(value, figure) for value in known):
+            with_figures = [*filter(has_figures, found)]
+            for figure, unit in figures_of(claim, text):
+                if not any(_rounds_to(value, figure) for proof in with_figures for value in figures_in(proof, unit)):
                     yield f"{figure} is not in {', '.join(found)}: {claim}"
     for line in proofs.keys() - claims:
         yield f"no claim for this line of docs/proofs.txt (docs/claims.py --digests adds a digest that lacks): {line}"
@@ -162,14 +163,17 @@ def has_figures(proof: str) -> bool:
     return not (proof in WORDS or proof.startswith(("https://", "tests/", "noxfile.py")))
 
 
-def figures_in(proof: str) -> Iterator[float]:
-    """Yield the figures in results or in a definition, and those that follow from a quotient of two results."""
+def figures_in(proof: str, unit: str = "") -> Iterator[float]:
+    """Yield the figures in results or in a definition, and those that follow from a quotient of two results.
+
+    Times in results are those in columns with this unit.
+    """
     place, _, name = proof.partition("::")
     if name:
         yield from (value * unit for value in _constants(_definitions(place)[name]) for unit in UNITS)
         return
     place, _, quotient = proof.partition(": ")
-    yield from map(float, _numbers_in(place) if (ROOT / place).is_file() else _numbers(place))
+    yield from map(float, _numbers_in(place, unit) if (ROOT / place).is_file() else _numbers(place))
     if quotient:
         first, second = map(float, quotient.split(" / "))
         yield from (first / second, 100 * first / second, 100 * abs(first / second - 1))
@@ -201,11 +205,28 @@ def _constants(definition: ast.AST) -> Iterator[float]:
 
 
 @functools.cache
-def _numbers_in(place: str) -> set[str]:
-    """Return the numbers in a file, or in the section of the page that is written from these results."""
+def _numbers_in(place: str, unit: str = "") -> set[str]:
+    """Return the numbers in a file, or in the section of the page that is written from these results.
+
+    Args:
+        place: the file.
+        unit: of a section, only numbers in columns with this unit of time; all if it is none.
+    """
     name = Path(place).stem
     section = re.search(rf"<!-- begin {name} -->(.*)<!-- end {name} -->", REPORT.read_text("utf-8"), re.DOTALL)
+    if section and unit in TIMES:
+        return _numbers(" ".join(_cells(section[1], unit)))
     return _numbers(section[1] if section else (ROOT / place).read_text("utf-8"))
+
+
+def _cells(section: str, unit: str) -> Iterator[str]:
+    """Yield what has a unit in a section: the cells of columns and rows, and numbers before it."""
+    yield from re.findall(rf"({NUMBER})\s?{unit}\b", section)
+    for table in re.findall(r"(?:^\|.*\|\n)+", section, re.MULTILINE):
+        headings, *rows = (line.strip("|").split("|") for line in table.splitlines())
+        for row in rows:
+            named = (cell for heading, cell in zip(headings, row, strict=True) if re.search(rf"\b{unit}\b", heading))
+            yield from row if re.search(rf"\b{unit}\b", row[0]) else named
 
 
 def _rounds_to(value: float, figure: str) -> bool:

@@ -143,6 +143,8 @@ def test_a_page_claims_only_what_is_proven(page: Path) -> None:
         ("It reads each shard once.", "tests/test_documentation.py::test_nothing", "test_nothing does not exist"),
         ("It may fail.", "page", "no claim for this line .*: It may fail. "),
         ("It is 13 times as fast.", "benchmarks/results/reading.json", None),
+        ("Some 999 samples wait.", "benchmarks/results/state.json", None),
+        ("Saving takes 999 ms.", "benchmarks/results/state.json", "999 is not in"),
         ("It is 13.4 times as fast.", "benchmarks/results/reading.json", "13.4 is not in"),
         ("It has 1.4 times as many.", "benchmarks/results/gpu.json: 1526 / 1119", None),
         ("It has 1.4 times as many.", "benchmarks/results/gpu.json: 1527 / 1119", "does not exist"),
