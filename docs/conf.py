@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from docutils import nodes
-from sphinx.util import logging
+from sphinx.util import inspect, logging
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -134,6 +134,16 @@ def is_within(node: Any, kind: type) -> bool:
     return node is not None and (isinstance(node, kind) or is_within(node.parent, kind))
 
 
+def show_arguments(_app: Any, what: str, _name: str, found: Any, _options: Any, shown: str | None, result: Any) -> Any:
+    """Show the arguments of ``__init__`` if a class inherits a ``__new__`` that takes any, as from a patched class."""
+    if what != "class" or not (shown or "").startswith("(*"):
+        return None
+    if getattr(found, "_is_protocol", False):  # no class to create
+        return "", result
+    arguments = inspect.signature(found.__init__, bound_method=True)
+    return inspect.stringify_signature(arguments, show_return_annotation=False, unqualified_typehints=True), result
+
+
 def write_further_files(app: Any, error: Exception | None) -> None:
     """Write what is no page of Sphinx: the old addresses, and `llms.txt`."""
     if error is None and app.builder.format == "html":
@@ -144,6 +154,7 @@ def write_further_files(app: Any, error: Exception | None) -> None:
 
 def setup(app: Any) -> None:
     """Connect the functions above to Sphinx, which calls this one."""
+    app.connect("autodoc-process-signature", show_arguments)
     app.connect("missing-reference", find_by_last_names)
     app.connect("env-check-consistency", check_reference)
     app.connect("doctree-resolved", link_terms)
