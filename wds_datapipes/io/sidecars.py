@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from wds_datapipes.errors import MissingSidecarError, ShardError, ShardWriteError, WdsError
+from wds_datapipes.errors import MissingSidecarError, ShardError, ShardWriteError, SpecError, WdsError
+from wds_datapipes.io.compression.formats import SHARD_SUFFIXES
 from wds_datapipes.io.openers import known_schemes, local_path, open_url, redact, split_scheme
 from wds_datapipes.io.output.sink import open_target
 from wds_datapipes.io.urls import explain_path, without_query
@@ -102,7 +103,13 @@ def write_sidecar(url: str, content: bytes, storage_options: Mapping[str, Any] |
 
     Raises:
         MissingSidecarError: the file cannot be written. An existing file is unchanged.
+        SpecError: the file has the name of a shard, as after a glob that a shell has expanded.
     """
+    if without_query(url).lower().endswith(SHARD_SUFFIXES):
+        raise SpecError(
+            f"{redact(url)} is the name of a shard, and would be replaced by another kind of file. Choose another "
+            "name, and quote globs, so that the shell does not replace them by names of shards"
+        )
     if local_path(url) is None and split_scheme(url)[0] in known_schemes():
         raise MissingSidecarError(f"{redact(url)} cannot be written: its opener only reads. Pass another folder for it")
     try:
