@@ -172,10 +172,10 @@ def not_a_sample_error(stage: str, item: object) -> WrongItemError:
     return WrongItemError(f"{stage} needs samples, which are dicts of fields, but got a {type(item).__name__}: {place}")
 
 
-def missing_field_error(what: str, sample: Sample) -> MissingFieldError:
+def missing_field_error(what: str, sample: Sample, advice: str = "") -> MissingFieldError:
     """Return the error for a sample that lacks a field; ``what`` says which one is needed."""
     fields = [name for name in sample if str(name)[:2] != "__"]
-    advice = f". {FROM_TORCHDATA}" if any(str(name)[:1] == "." for name in fields) else ""
+    advice = f". {FROM_TORCHDATA}" if any(str(name)[:1] == "." for name in fields) else advice
     return MissingFieldError(f"{what}, but {describe_sample(sample)} has {fields}{advice}")
 
 

@@ -269,5 +269,6 @@ def _choose(sample: Sample, names: tuple[str, ...], missing: Missing = "raise") 
     """Return the first of the given fields that a sample has."""
     found = next((name for name in names if name in sample), NO_FIELD if missing == "none" else None)
     if found is None:
-        raise missing_field_error(f"the field {';'.join(names)!r} was requested", sample)
+        advice = '. If samples have it under different names, name them all, as in "jpg;png;webp"'
+        raise missing_field_error(f"the field {';'.join(names)!r} was requested", sample, advice)
     return found
