@@ -10,6 +10,7 @@ import pytest
 from packed_shards import ROW, as_tokens, lengths_of, planned, write_texts
 
 from wds_datapipes import IndexedSamples
+from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.index import EpochOptions, Pack, build_indexes
 from wds_datapipes.tools.plan.planned_rows import plan_rows
 
@@ -52,6 +53,12 @@ def test_warnings_name_the_argument_to_change(folder: Any) -> None:
     assert similar.busiest[0] < alone.busiest[0]
     assert similar.likeness > alone.likeness
     assert any("global_batch_size" in text for text in alone.warnings + similar.warnings)
+    padded = plan_rows(seeded(shards, row=999, remainder="pad"))
+    assert any(f"adds {padded.padded} empty rows to {padded.rows} rows: " in text for text in padded.warnings)
+    with pytest.raises(
+        EmptySourceError, match=f"has {padded.rows} rows, but a step takes 12.* smaller global_batch_size"
+    ):
+        plan_rows(seeded(shards, row=999, remainder="keep"))
 
 
 def test_the_command_prints_rows(folder: Any, program: Any) -> None:
@@ -68,6 +75,7 @@ def test_the_command_prints_rows(folder: Any, program: Any) -> None:
     assert f"{facts['samples']}" in run.lines[0]
     for wrong, named in (
         ("length=length", "row"),
+        ("", "--pack must be NAME=VALUE"),
         ("length=length,row=8k", "row must be an integer, such as 8192, not '8k'"),
         ("length=length,row=9,second=one", "second must be COLUMN:LIMIT"),
         ("length=length,row=9,second=one:x", "the limit of second must be an integer"),

@@ -106,7 +106,7 @@ def plan(
     """
     if plot and not compare:
         raise WrongUse("--plot requires --compare, whose plans it draws")
-    if pack and compare:
+    if pack is not None and compare:
         raise WrongUse("--pack prints the rows of one plan, so it excludes --compare")
     manifest = find_manifest(dataset, stores, index_dir)
     if not compare and options.global_batch_size % options.ranks:
@@ -115,7 +115,7 @@ def plan(
             f"--global-batch-size {options.global_batch_size} is not divisible by the {plural(options.ranks, 'rank')} "
             f"of this run ({hosts}). Choose other numbers"
         )
-    if pack:
+    if pack is not None:
         access = AccessOptions(index_dir=index_dir, indexes="require", storage_options=stores.store)
         print_rows(manifest, options, parse_pack(pack), access, json=json)
         return

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from wds_datapipes.errors import EmptySourceError, plural
 from wds_datapipes.index.order.permutation import Numbers
 from wds_datapipes.index.order.rows.row_plan import RowPlan
 from wds_datapipes.pipes.samples.indexed_samples import IndexedSamples
@@ -75,6 +76,11 @@ def plan_rows(samples: IndexedSamples, ranks: int = 1) -> RowFigures:
     if plan is None or step is None:
         raise ValueError("plan_rows needs IndexedSamples with EpochOptions(pack=)")
     rows, kept = samples.rows_of_rank() * ranks, len(plan)  # refuses what a run would refuse
+    if not rows:
+        raise EmptySourceError(
+            f"An epoch has {plural(kept, 'row')}, but a step takes {step:,}, so there is no whole step to measure. "
+            "Choose a smaller global_batch_size"
+        )
     tokens, costs = _measure(plan, rows, step)
     has_tokens = tokens > 0
     by_rank = costs.reshape(len(costs), ranks, -1).sum(axis=2)
@@ -127,5 +133,5 @@ def _warnings(found: RowFigures, samples: IndexedSamples, ranks: int) -> Iterato
             'or balance="similar", whose steps differ in length'
         )
     if found.dropped > MAX_LOSS * found.rows or found.padded > MAX_LOSS * found.rows:
-        what = f"drops {found.dropped:,}" if found.dropped else f"adds {found.padded:,} empty rows to"
-        yield f"an epoch {what} of {found.rows:,} rows: choose a smaller global_batch_size"
+        what = f"drops {found.dropped:,} of" if found.dropped else f"adds {plural(found.padded, 'empty row')} to"
+        yield f"an epoch {what} {plural(found.rows, 'row')}: choose a smaller global_batch_size"
