@@ -58,7 +58,7 @@ def test_rows_that_are_missing_or_wrong_are_named(tmp_path: Path) -> None:
             ["'0-2'", "lengths.parquet", "such as '0-0'"],
         ),
         (write("null.parquet", tokens=[1, 2, 3, None, 5, 6, 7]), ["tokens"], MissingFieldError, ["'0-0'", "tokens"]),
-        (write("twice.parquet", key=["0-0"] * 7), ["tokens"], DuplicateKeyError, ["7 rows", "'0-0'"]),
+        (write("twice.parquet", key=["0-0"] * 6 + [None]), ["tokens"], DuplicateKeyError, ["6 rows", "'0-0'"]),
         (
             write("lists.parquet", tokens=[[]] + [[1, 2]] * 6),
             ["tokens"],
@@ -78,6 +78,13 @@ def test_rows_that_are_missing_or_wrong_are_named(tmp_path: Path) -> None:
     for columns in others:
         with pytest.raises(TypeError, match="columns"):
             parquet_columns("a.parquet", columns)
+
+
+def test_rows_without_a_key_belong_to_no_sample() -> None:
+    build_shard("0.tar", [{"__key__": key, "txt": "x"} for key in ("0-0", "None")])
+    path = write(key=["0-0", "1-0", "1-1", "1-2", None, None, "0-1"])
+    with pytest.raises(MissingFieldError, match=naming("no row", "'None'")):
+        build(path, ["tokens"])
 
 
 def test_the_command_builds_them(program: Any, shards: str) -> None:

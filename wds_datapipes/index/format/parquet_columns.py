@@ -141,9 +141,10 @@ def _read(columns: ParquetColumns, version: object) -> tuple[dict[str, int], dic
             )
         table = file.read(columns=[*dict.fromkeys(wanted)])
     keys = table.column(columns.key).to_pylist()
-    rows = {str(each): number for number, each in enumerate(keys)}
-    if len(rows) < len(keys):
-        repeated = next(each for number, each in enumerate(keys) if rows[str(each)] != number)
+    known_keys = [(str(each), number) for number, each in enumerate(keys) if each is not None]
+    rows = dict(known_keys)
+    if len(rows) < len(known_keys):
+        repeated = keys[next(number for each, number in known_keys if rows[each] != number)]
         raise DuplicateKeyError(f"{name} has {plural(keys.count(repeated), 'row')} with the key {repeated!r}")
     found = {each: table.column(each).to_pylist() for _, each in columns.columns}
     for each, values in found.items():
