@@ -62,7 +62,8 @@ def test_padding_leaves_its_space_empty() -> None:
 
 def test_other_fields_become_lists() -> None:
     samples = [{**each, "image": each["__key__"] * 2} for each in two_rows()]
-    assert [row["image"] for row in rows_of(samples, lists=["image"])] == [["11", "22"], ["44"]], "a part has no image"
+    for lists in (["image"], ["image", "image"]):
+        assert [row["image"] for row in rows_of(samples, lists=lists)] == [["11", "22"], ["44"]], "a part has no image"
     samples[0]["__padding__"] = True
     assert rows_of(samples, lists=["image"])[0]["image"] == ["22"]
     with pytest.raises(MissingFieldError, match=naming("pack_rows", "sound", "'1'")):

@@ -78,7 +78,7 @@ class RowPacker(Buffer, FunctionStage[Sample]):
         row_format = RowFormat(fields, 0, layout, pads, stage="pack_rows")
         if repeated := {*lists} & {*fields, "__key__", "position_ids", layout}:
             raise ValueError(f"lists names the field {min(repeated)!r}, which a row has anyway")
-        super().__init__(source, row_format=row_format, lists=tuple(lists))
+        super().__init__(source, row_format=row_format, lists=tuple(dict.fromkeys(lists)))
 
     def __len__(self) -> int:
         """Return the number of rows of an epoch in this process, which stages in between cannot change."""
