@@ -489,6 +489,9 @@ def test_a_step_that_no_rows_fill_and_ranks_that_do_not_divide_it_are_refused(co
         IndexedSamples(columns, epoch=EpochOptions(pack=Pack(length="length", row=10)))
     with pytest.raises(ValueError, match="bucket_by"):
         EpochOptions(pack=Pack(length="length", row=10), bucket_by=[1])
+    for name, wrong in (("length", {"length": None}), ("second", {"length": "length", "second": (None, 3)})):
+        with pytest.raises(TypeError, match=naming(name, "name of a column", "None")):
+            Pack(row=10, **wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=naming("row", "below 2**31")):
         Pack(length="length", row=1 << 31)
     with pytest.raises(ValueError, match=naming("the limit of second", "below 2**31")):

@@ -232,8 +232,9 @@ class Pack:
         for name, limit in (("row", self.row), ("the limit of second", second[1] if second else 1)):
             if limit >= 1 << 31:
                 raise ValueError(f"{name} must be below 2**31, as lengths are, not {limit}")
-        for name, column in (("length", self.length), ("cost", self.cost), ("second", second and second[0])):
-            if not (column is None or isinstance(column, str | list | tuple | np.ndarray) or callable(column)):
+        cost, bound = "" if self.cost is None else self.cost, second[0] if second else ""
+        for name, column in (("length", self.length), ("cost", cost), ("second", bound)):
+            if not (isinstance(column, str | list | tuple | np.ndarray) or callable(column)):
                 raise TypeError(f"{name} must be the name of a column, an array or a function, not {column!r:.100}")
 
 
