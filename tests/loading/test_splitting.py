@@ -176,7 +176,7 @@ class TestWithoutASplit:
 
 
 class TestIdleProcesses:
-    @pytest.mark.parametrize("kind", ["service", "StatefulShards", "tracked"])
+    @pytest.mark.parametrize("kind", ["service", "StatefulShards", "tracked", "DataLoader"])
     def test_fewer_shards_than_workers_are_logged_once(self, kind: str, urls: str, tmp_path: Path) -> None:
         pipe = samples(ShardList(urls).shuffle().sharding_filter())
         handler = logging.FileHandler(tmp_path / "log", delay=True)  # workers write to it, too
@@ -187,8 +187,9 @@ class TestIdleProcesses:
                 with DataLoader2(pipe, reading_service=ShardReadingService(6)) as service:
                     assert sorted(service) == sorted(service)
             else:
-                data = StatefulShards(pipe)
-                loader = DataLoader(data, batch_size=None, num_workers=6)
+                is_plain = kind == "DataLoader"
+                data: Any = pipe if is_plain else StatefulShards(pipe)
+                loader = DataLoader(data, batch_size=None, num_workers=6, persistent_workers=is_plain)
                 for _ in range(2):
                     list(data.tracked(loader) if kind == "tracked" else loader)
         finally:

@@ -20,6 +20,8 @@ from wds_datapipes.pipes.instance import own_rank
 from wds_datapipes.user_warnings import callers, warn_user
 
 LOGGER = logging.getLogger("wds_datapipes")
+#: Whether this worker process of torch's ``DataLoader`` has logged idle processes; it has one pipeline.
+_logged: list[bool] = []
 
 
 def advice_for_split(
@@ -89,7 +91,7 @@ def _count_shards(graph: PipelineGraph) -> int:
 
 
 def warn_of_copies(pipe: Any) -> None:
-    """Warn if several workers or ranks of torch's ``DataLoader`` read all shards.
+    """Warn if several workers or ranks of torch's ``DataLoader`` read all shards, or log that some read none.
 
     Args:
         pipe: the source of shards, before iteration.
@@ -100,8 +102,12 @@ def warn_of_copies(pipe: Any) -> None:
     if hidden is None:
         # The dataset is the whole pipeline, whose later stages may split.
         advice = ""
-        if not found and info is not None and info.id == 0 and isinstance(info.dataset, IterDataPipe):
-            advice = advice_for_split(info.dataset, workers=info.num_workers, ranks=1, knows_workers=True)
+        if info is not None and info.id == 0 and isinstance(info.dataset, IterDataPipe):
+            if not found:
+                advice = advice_for_split(info.dataset, workers=info.num_workers, ranks=1, knows_workers=True)
+            elif not _logged:
+                _logged.append(True)
+                log_idle_processes(info.dataset, workers=info.num_workers, ranks=own_rank().ranks)
         if advice:
             warn_user(advice)
         return
