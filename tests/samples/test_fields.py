@@ -42,7 +42,9 @@ def test_to_tuple(specs: list[str], expected: tuple[Any, ...]) -> None:
 
 
 def test_a_field_missing_from_a_tuple() -> None:
-    message = r"field 'png;gif' was requested, but the sample 'k' of s\.tar has \['jpg', 'cls', 'seg\.png'\].*jpg;png;webp"
+    message = (
+        r"field 'png;gif' was requested, but the sample 'k' of s\.tar has \['jpg', 'cls', 'seg\.png'\].*jpg;png;webp"
+    )
     with pytest.raises(MissingFieldError, match=message):
         list(to_tuple([SAMPLE], ["png;gif"]))
     assert list(to_tuple([SAMPLE], ["png", "jpg"], missing="none")) == [(None, 1)]
