@@ -120,6 +120,13 @@ def test_datapipes_of_torch_are_imported_by_the_modules_that_adapt_them() -> Non
         assert not others, f"{others} import what {modules[0]} adapts"
 
 
+def test_no_named_tuple_is_generic_which_python_3_10_refuses_at_import() -> None:
+    classes = [node for name in MODULES for node in ast.walk(parse(name)) if isinstance(node, ast.ClassDef)]
+    bases = [{ast.unparse(base).partition("[")[0] for base in found.bases} for found in classes]
+    assert len(bases) > 100
+    assert not [found.name for found, some in zip(classes, bases, strict=True) if {"NamedTuple", "Generic"} <= some]
+
+
 def test_lower_packages_do_not_print_sleep_or_read_the_environment() -> None:
     # A variable turns patches off; ShardList and DatasetSpec expand variables; DirectoryShards, ranks of a host and
     # refused requests wait.

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as NoResultError
 from contextlib import suppress
-from typing import Any, Generic, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from wds_datapipes.io.daemon_threads import Calls, DaemonThreads, set_result
 
@@ -23,7 +24,8 @@ MAX_TOGETHER = 16
 DOUBLING_S = 0.02
 
 
-class SentCall(NamedTuple, Generic[T]):
+@dataclass(frozen=True)
+class SentCall(Generic[T]):
     """A call whose request was sent.
 
     Attributes:
