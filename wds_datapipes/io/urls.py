@@ -167,7 +167,8 @@ def explain_path(path: str) -> str:
     """
     if home := explain_home(path):
         return f" {home}."
-    return "" if os.path.isabs(path) else f" Relative paths start from {os.getcwd()}."  # noqa: PTH109, PTH117
+    braces = " Braces are expanded if they have a range, as in {000..009}, or commas." if "{" in path else ""
+    return braces if os.path.isabs(path) else f" Relative paths start from {os.getcwd()}.{braces}"  # noqa: PTH109, PTH117
 
 
 def create_folder(path: Path) -> None:

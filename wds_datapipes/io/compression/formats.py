@@ -144,6 +144,8 @@ SHARD_SUFFIXES = (
     *(f".tar.{each.suffix}" for each in COMPRESSIONS),
     *(short for each in COMPRESSIONS for short in each.short),
 )
+#: Braces that patterns of shards expand.
+BRACES = re.compile(r"\{[^{}]*(?:,|\.\.)[^{}]*\}")
 #: Suffixes of other formats: programs that choose by name would fail to open a shard with one of them. Suffixes of
 #: records may be followed by a compression suffix.
 FOREIGN_SUFFIXES = (
@@ -165,9 +167,14 @@ def find_compression(compress: Compress, url: str) -> Compression | None:
         url: the name of the shard; ignored for a command or standard output.
 
     Raises:
-        ValueError: ``compress`` is not a known compression, or the name has the suffix of another format.
+        ValueError: ``compress`` is not a known compression, or the name has the suffix of another format or braces.
     """
     name = "" if split_scheme(url)[0] in ("pipe", "-") else url.lower()
+    if BRACES.search(name):
+        raise ValueError(
+            f"{redact(url)!r} is the name of a shard to write, and its braces name several shards to read. Use a "
+            "placeholder for the number, as in train-%06d.tar"
+        )
     plain = name
     for each in COMPRESSIONS:
         plain = plain.removesuffix(f".{each.suffix}")

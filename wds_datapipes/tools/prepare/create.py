@@ -14,6 +14,7 @@ from typing import Any
 from wds_datapipes.arguments import check_optional_integer, checks_calls
 from wds_datapipes.codecs.decoding import Decoder
 from wds_datapipes.errors import EmptySourceError, SampleSourceError, WdsError, WorkerDiedError, cause_of
+from wds_datapipes.io.compression.formats import find_compression
 from wds_datapipes.io.openers import redact
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.parallel.progress import ProgressMeter
@@ -138,6 +139,7 @@ def create_shards(
     if rekey:
         check_rekey(rekey, ("number", "key", "name"))
     text = os.fspath(output)
+    find_compression(options.compress, text)  # before all files are measured
     is_one = not NUMBER.search(text)
     if is_one:
         if (maxcount, maxsize) != (100_000, 3e9):  # the defaults
