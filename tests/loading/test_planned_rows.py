@@ -433,7 +433,12 @@ WRONG: dict[str, tuple[dict[str, Any], Any, list[str]]] = {
     "a negative length": ({"length": "negative"}, ValueError, ["-1", "0-2", "select"]),
     "a fraction": ({"length": "fraction"}, ValueError, ["0.5", "0-0", "integer"]),
     "a negative cost": ({"cost": "negative"}, ValueError, ["-1", "0-2", "finite"]),
-    "text": ({"length": "name"}, TypeError, ["length", "<U1"]),
+    "text": ({"length": "name"}, TypeError, ["length", "<U1", "0.tar.wdsidx"]),
+    "too few": (
+        {"length": lambda index: index.columns["length"][1:]},
+        ValueError,
+        ["3 values", "0.tar.wdsidx", "(2,)"],
+    ),
     "lengths of other samples": ({"length": [1, 2]}, ValueError, ["6 values", "(2,)"]),
 }
 
@@ -467,10 +472,24 @@ def test_columns_that_cannot_be_planned_are_refused_when_the_dataset_is_opened(c
     pack = Pack(**{"length": "length", "row": 20, **options})
     with pytest.raises(error, match=naming(*facts)):
         IndexedSamples(columns, global_batch_size=1, epoch=EpochOptions(pack=pack))
-    if wrong not in ("a missing column", "a missing cost", "text", "lengths of other samples"):
+    if wrong not in ("a missing column", "a missing cost", "text", "too few", "lengths of other samples"):
         chosen = [0] if wrong not in ("a fraction",) else [1]
         epoch = EpochOptions(pack=pack if not isinstance(pack.length, list) else Pack(length=[1], row=20))
         IndexedSamples(columns, global_batch_size=1, epoch=epoch, select=chosen)
+
+
+@pytest.mark.parametrize("argument", ["select", "bucket_by", "exclude", "length", "cost"])
+def test_an_error_of_a_function_of_indexes_says_for_which_one(columns: str, argument: str) -> None:
+    def fail(index: Any) -> Any:
+        return index.keys[9]
+
+    packs = {"length": Pack(length=fail, row=9), "cost": Pack(length="length", row=9, cost=fail)}
+    options = {argument: fail} if argument in ("bucket_by", "exclude") else {"pack": packs.get(argument)}
+    select = fail if argument == "select" else None
+    with pytest.raises(IndexError) as caught:
+        [*IndexedSamples(columns, global_batch_size=1, select=select, epoch=EpochOptions(**options))]
+    notes = getattr(caught.value, "__notes__", [f"{argument}=, for 0.tar.wdsidx"])  # Python 3.10 has none
+    assert any(f"{argument}=, for" in text and ".tar.wdsidx" in text for text in notes)
 
 
 def test_a_step_that_no_rows_fill_and_ranks_that_do_not_divide_it_are_refused(columns: str) -> None:
@@ -491,7 +510,7 @@ def test_a_step_that_no_rows_fill_and_ranks_that_do_not_divide_it_are_refused(co
         EpochOptions(pack=Pack(length="length", row=10), bucket_by=[1])
     for name, wrong in (("length", {"length": None}), ("second", {"length": "length", "second": (None, 3)})):
         with pytest.raises(TypeError, match=naming(name, "name of a column", "None")):
-            Pack(row=10, **wrong)  # type: ignore[arg-type]
+            Pack(row=10, **wrong)
     with pytest.raises(ValueError, match=naming("row", "below 2**31")):
         Pack(length="length", row=1 << 31)
     with pytest.raises(ValueError, match=naming("the limit of second", "below 2**31")):

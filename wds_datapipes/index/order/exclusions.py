@@ -14,7 +14,7 @@ from wds_datapipes.errors import StateError
 from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.index.format.options import Exclude
 from wds_datapipes.index.format.shard_index import ShardIndex
-from wds_datapipes.index.order.select import by_dataset, numbers_of
+from wds_datapipes.index.order.select import by_dataset, numbers_of, values_of
 from wds_datapipes.io.once_per_host import share_on_host
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.sidecars import read_sidecar
@@ -103,7 +103,8 @@ class Exclusions:
             mask[numbers] = True
             found = {keys[number] for number in numbers}
         for function in filter(callable, self._lists.get(name, ())):
-            mask[numbers_of(function(index), len(index), " of a shard", argument="exclude")] = True
+            where = f" of {index.columns.index_name}"
+            mask[numbers_of(values_of("exclude", function, index), len(index), where, argument="exclude")] = True
         return mask, found
 
 

@@ -32,7 +32,7 @@ from wds_datapipes.index.order.sample_order import (
     SampleOrder,
     check_lengths,
 )
-from wds_datapipes.index.order.select import Select, Selection, by_dataset
+from wds_datapipes.index.order.select import Select, Selection, by_dataset, values_of
 from wds_datapipes.index.order.timeline import RunTimeline
 from wds_datapipes.io.openers import redact
 from wds_datapipes.samples.fields import Lacking
@@ -154,7 +154,7 @@ class IndexedShards:
         if not callable(lengths):
             return check_lengths(lengths, len(self), "the dataset")
         parts = [
-            check_lengths(lengths(self.read_index(shard)), size, redact(self.urls[shard]))
+            check_lengths(values_of("bucket_by", lengths, self.read_index(shard)), size, redact(self.urls[shard]))
             for shard, size in enumerate(self.all_sizes.tolist())
         ]
         shards, numbers = self._selected()

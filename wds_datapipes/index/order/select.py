@@ -13,6 +13,7 @@ from wds_datapipes.arguments import check_integer, checks_calls
 from wds_datapipes.fingerprint import fingerprint
 from wds_datapipes.index.format.shard_index import ShardIndex
 from wds_datapipes.index.order.permutation import Numbers
+from wds_datapipes.on_error.policy import note
 
 Select: TypeAlias = slice | npt.ArrayLike | Callable[[ShardIndex], npt.ArrayLike]
 """A slice, the numbers of samples, a mask, or a function that returns numbers or a mask for the index of a shard."""
@@ -58,7 +59,7 @@ class Selection:
                 raise ValueError(f"select must run forwards, but {select} runs backwards. Choose the order with order=")
         elif callable(select) and read_index is not None:
             parts = [
-                numbers_of(select(read_index(shard)), size, f" in shard {shard}")
+                numbers_of(values_of("select", select, read_index(shard)), size, f" in shard {shard}")
                 for shard, size in enumerate(sizes.tolist())
             ]
             moved = [part + start for part, start in zip(parts, self._starts.tolist(), strict=True)]
@@ -167,6 +168,15 @@ def numbers_of(chosen: Any, count: int, where: str = "", *, argument: str = "sel
         wrong = numbers[0] if numbers[0] < 0 else numbers[-1]
         raise IndexError(f"There is no sample {wrong} to {argument}: numbers{where} are at least 0 and below {count}")
     return numbers.astype(np.int64)
+
+
+def values_of(argument: str, function: Callable[..., Any], index: ShardIndex) -> npt.NDArray[Any]:
+    """Return what a function that a user has passed returns for an index; its errors say for which one."""
+    try:
+        return np.asarray(function(index))
+    except Exception as error:
+        note(error, f"raised in the function {argument}=, for {index.columns.index_name}")
+        raise
 
 
 def by_dataset(argument: str, given: Any, names: Collection[str]) -> Mapping[str, Any]:

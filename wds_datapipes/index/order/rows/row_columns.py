@@ -12,6 +12,7 @@ from wds_datapipes.errors import SampleSizeError, plural
 from wds_datapipes.index.format.options import Column, Pack
 from wds_datapipes.index.format.shard_index import ShardIndex
 from wds_datapipes.index.order.permutation import Numbers
+from wds_datapipes.index.order.select import values_of
 
 #: Costs that are not integers are rounded to this number of bits.
 COST_BITS = 30
@@ -97,8 +98,9 @@ def _values(name: str, column: Column, samples: Samples, sizes: Numbers) -> npt.
     parts = []
     for shard, size in enumerate(sizes.tolist()):
         index = samples.read_index(shard)
-        found = index.columns[column] if isinstance(column, str) else column(index)
-        parts.append(_checked(name, np.asarray(found), size, f"of shard {shard}") if size else np.empty(0, np.int64))
+        found = index.columns[column] if isinstance(column, str) else values_of(name, column, index)
+        owner = f"of {index.columns.index_name}"
+        parts.append(_checked(name, np.asarray(found), size, owner) if size else np.empty(0, np.int64))
     chosen: npt.NDArray[Any] = np.concatenate(parts)[samples.starts[samples.shards] + samples.numbers]
     return chosen
 
@@ -107,7 +109,7 @@ def _checked(name: str, found: npt.NDArray[Any], count: int, owner: str) -> npt.
     if found.shape != (count,):
         raise ValueError(f"{name}= of Pack needs {count} values, one per sample {owner}, not the shape {found.shape}")
     if count and found.dtype.kind not in "iuf":
-        raise TypeError(f"{name}= of Pack must be numbers, not {found.dtype}")
+        raise TypeError(f"{name}= of Pack must be numbers, but those {owner} are {found.dtype}")
     return found
 
 
