@@ -21,7 +21,7 @@ class FieldRenamer(FunctionStage[Sample]):
         keep: also keep the other fields.
         on_error: ``"raise"``; or, to skip the sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
         new: one or more old names for each new name: ``image="jpg;png"`` renames the first field that exists. The other
-            old names are dropped.
+            old names are dropped, and so is a field that had the new name.
 
     Raises:
         MissingFieldError: a sample has none of the old names.

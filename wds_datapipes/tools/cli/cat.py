@@ -40,7 +40,7 @@ def cat(
         slice_: Copy only samples at these positions, counted from 0.
         output: A file, a URL, 'pipe:COMMAND', or - for standard output; with %06d in its name, numbered
             shards.
-        rename: Rename a field; may be repeated.
+        rename: Rename a field, which replaces one with the new name; may be repeated.
     """
     new_names = "--rename must be NEW=OLD, with each NEW once and in lower case, as in 'png=image.png'"
     taken: dict[str, Any] = {

@@ -142,8 +142,14 @@ def make_plan(
         np.array(hashes, np.int64)[good], good, lambda number: [specs.read(number).key]
     ):
         both = f"Both {specs.read(first).location} and {specs.read(number).location} have the key {key!r}"
-        message = f"{both}, and samples with the same key would be mixed up. Rename one of them; or, for new keys, "
-        reject(number, SampleSourceError(message, REKEY))
+        reject(
+            number,
+            SampleSourceError(
+                f"{both}, and samples with the same key would be mixed up. If they are one sample, put its lines of "
+                "the recipe in a row, or use --all-files for its images. Otherwise rename one; or, for new keys, ",
+                REKEY,
+            ),
+        )
     order = array("L", (number for number in range(len(specs)) if number not in bad))
     if seed is not None:
         Random(seed).shuffle(order)

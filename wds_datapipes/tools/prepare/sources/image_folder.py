@@ -133,7 +133,7 @@ def find_images(
             on_fault(
                 SampleSourceError(
                     f"The folder {f'{top}/{name}'!r} of the class {name!r} has no image ({', '.join(sorted(wanted))}). "
-                    f"Remove it, or specify the extensions of its files"
+                    f"Remove it, or name the extensions of its files with endings=, or --ending"
                 )
             )
     return found
