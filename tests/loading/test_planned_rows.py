@@ -25,6 +25,7 @@ from wds_datapipes.index import EpochOptions, IndexOptions, Join, Manifest, Pack
 from wds_datapipes.index.order.rows import row_plan
 from wds_datapipes.index.order.rows.packed_windows import pack_windows
 from wds_datapipes.index.order.rows.row_columns import Samples, measure_rows
+from wds_datapipes.loading.report import count_skipped
 from wds_datapipes.testing import build_shard
 
 SIZES = (70, 1, 90, 40, 0, 60)
@@ -404,6 +405,13 @@ def test_samples_that_cannot_be_read_leave_their_space_empty(tmp_path: Path) -> 
         assert all(key.startswith("1-") for key in lost)
         kept = [["+".join(key for key in row.split("+") if key not in lost) for row in step] for step in whole]
         assert found == kept
+    rows = planned(manifest, STEP, order="sequential", window=40, on_error=lambda _: False)
+    rows = rows.map_samples(as_tokens).pack_rows("tokens").map(joined_key)
+    found, total = [*rows], len(rows)
+    assert 0 < len(found) < total
+    assert all(key.startswith("0-") for row in found for key in row.split("+"))
+    counts = count_skipped(rows).counts
+    assert counts == {"IndexedSamples: ChangedShardError": 1, "IndexedSamples: rows not read": total - len(found)}
 
 
 def test_the_length_is_that_of_the_epoch(shards: str) -> None:

@@ -212,14 +212,14 @@ class ErrorPolicy:
             self._spend(self._budget, error)
         return continues
 
-    def count_unread(self, source: object, taken: int) -> None:
+    def count_unread(self, source: object, taken: int, unit: str = "") -> None:
         """Count the items that a handler left unread when it ended the stage, if the source has a length."""
         try:
             unread = len(source) - taken  # type: ignore[arg-type]
         except TypeError:
             return
         if 0 < unread < sys.maxsize - taken:
-            self.counters.add_skipped(Skipped({f"{self._stage}: not read": unread}))
+            self.counters.add_skipped(Skipped({f"{self._stage}: {unit}not read": unread}))
 
     def finish(self) -> None:
         """Warn about skipped items that were not reported yet."""

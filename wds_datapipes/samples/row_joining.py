@@ -58,7 +58,7 @@ def pack_rows(
         source: the samples, row by row.
         row_format: the fields of a row; its length is that of the plan.
         lists: the fields whose values a row lists, sample by sample.
-        rows_read: returns the number of rows that this pass has read, if known.
+        rows_read: returns the number of rows that this pass has read, if known; -1 if a handler of errors has ended it.
 
     Raises:
         MissingFieldError: a sample has no mark, or lacks a field.
@@ -104,11 +104,14 @@ def pack_rows(
             pieces, empty, listed = [], [], {}
             yield row
             del row
+    read = None if rows_read is None else rows_read()
+    if read == -1:  # perhaps within a row
+        return
     end = f"the samples end after {describe_sample(origin)}" if mark is not None else "no sample has arrived"
     if mark is not None and mark.place + 1 < mark.samples:
         raise _lacking_error(mark.row, mark.place + 1, mark.samples, end)
     joined = 0 if mark is None else mark.turn + 1
-    if rows_read is not None and (lost := rows_read() - joined) > 0:
+    if read is not None and (lost := read - joined) > 0:
         raise _error(f"All samples of {plural(lost, 'row')} are missing at the end of the epoch: {end}")
 
 

@@ -48,6 +48,7 @@ class IndexedRows(SharedSamples):
     _begun: tuple[int, int, tuple[int, ...]] = (0, -1, ())
     _part: int = 0  # how many samples of the next row this instance has yielded
     _first_row: int = 0  # how many rows it had yielded when this pass began
+    _has_ended: bool = False  # whether a handler of errors has ended this pass
     _known: Epoch = NO_EPOCH  # an epoch of the run, from which the seeds of others follow
     _rows_of: dict[tuple[int, int], int]  # the numbers of rows in its epochs
 
@@ -202,8 +203,8 @@ class IndexedRows(SharedSamples):
         return share.whole_batches * share.size
 
     def rows_read(self) -> int:
-        """Return the number of rows whose samples this pass has yielded."""
-        return self._done - self._first_row
+        """Return the number of rows whose samples this pass has yielded; -1 if a handler of errors has ended it."""
+        return -1 if self._has_ended else self._done - self._first_row
 
     def expand(self, parts: Sequence[Numbers]) -> list[tuple[Numbers, list[RowMark]]]:
         """Return the positions in the latest epoch of the samples of some rows, part by part, and their marks."""
@@ -211,7 +212,7 @@ class IndexedRows(SharedSamples):
 
     def _read_rows(self, plan: RowPlan) -> Iterator[Sample]:
         """Yield the samples of the rows of this instance, each with its mark."""
-        marks, skipped, self._first_row = deque[RowMark](), self._part, self._done
+        marks, skipped, self._first_row, self._has_ended = deque[RowMark](), self._part, self._done, False
         policy = ErrorPolicy(self.counted_errors, type(self).__name__)
         marks_padding = self.remainder == "pad" or bool(self.exclusions) or not policy.always_raises
 
@@ -237,6 +238,9 @@ class IndexedRows(SharedSamples):
                     yield sample
             if self._instance.is_first:
                 substitutes.warn_of_unknown_keys()
+        self._has_ended = policy.has_ended
+        if policy.has_ended:
+            policy.count_unread(self._share(self._rest), self._done, "rows ")
         policy.finish()
 
     def _row_chunks(self, plan: RowPlan, reader: DatasetReader) -> Iterator[Numbers]:
