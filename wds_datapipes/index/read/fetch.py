@@ -289,8 +289,8 @@ class PlannedRanges:
 
     def _send(self, start: int, end: int, request: int) -> SentCall[list[bytes]]:
         """Send a request; its thread cuts the answer, so that no gap between ranges is held."""
-        receive, drop = self._ranges.send(start, end)
-        return SentCall(lambda: self._cut(request, receive()), drop)
+        sent = self._ranges.send(start, end)
+        return SentCall(lambda: self._cut(request, sent.receive()), sent.drop)
 
     def _cut(self, request: int, data: bytes) -> list[bytes]:
         """Return the ranges of a request."""
