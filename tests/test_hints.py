@@ -96,7 +96,7 @@ CALLED: dict[str, dict[str, str]] = {
     "pipes/shards/cache_wds_shards.py": {"max_bytes": "cache_wds_shards"},
     "pipes/shards/listing.py": {"buffer_size": ""},  # of torch's stage
     "tools/plan/training_run.py": {"cache_bytes": "AccessOptions"},
-    "tools/prepare/sources/image_folder.py": {"has_classes": "find_images"},
+    "tools/prepare/sources/image_folder.py": {"has_classes": "find_images", "endings": "find_images"},
     "index/order/rows/row_columns.py": {"select": "IndexedSamples"},
     "tools/plan/planned_rows.py": {"balance": "Pack"},
     "samples/batching.py": {"crop": "ImageDecoder"},
