@@ -12,7 +12,7 @@ import io
 import pickle
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from wds_datapipes.errors import StateError
@@ -22,6 +22,17 @@ from wds_datapipes.samples.position_buffer import BufferHistory, plain_state
 
 Snapshot = list[Any] | str | None
 """The snapshots of the stages with a state, None at the beginning of an epoch, or the reason why there is no state."""
+
+
+def state_in(snapshot: Snapshot | WorkerState, histories: Mapping[int, BufferHistory] | None = None) -> WorkerState:
+    """Return the state in a snapshot, or a state itself; ``histories`` are as in `plain_state`.
+
+    Raises:
+        StateError: the pipeline has no state.
+    """
+    if isinstance(snapshot, str):
+        raise StateError(snapshot)
+    return snapshot if isinstance(snapshot, WorkerState) else WorkerState.of(plain_state(snapshot, histories))
 
 
 class SnapshotWriter:
@@ -186,11 +197,9 @@ class LoopPosition:
                 raise StateError(self._base)
             return self._base
         snapshots = pickle.loads(found[-1].snapshots)  # noqa: S301 - written by this program
-        snapshot = snapshots[items - found[-1].first]
-        if isinstance(snapshot, str):
-            raise StateError(snapshot)
         process, numbers = found[-1].process, found[-1].histories
-        return WorkerState.of(plain_state(snapshot, {number: self._history(process, number) for number in numbers}))
+        histories = {number: self._history(process, number) for number in numbers}
+        return state_in(snapshots[items - found[-1].first], histories)
 
     def _history(self, process: int, number: int) -> BufferHistory:
         """Return the part of a history that has arrived."""

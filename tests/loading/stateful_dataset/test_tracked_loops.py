@@ -6,12 +6,13 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from error_facts import naming
 from loader_kinds import InStateful, Service, Tracked
-from pipeline_table import EXACT, all_keys, of, shards_of, split
+from pipeline_table import EXACT, all_keys, key_of, of, shards_of, split
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils.pin_memory import pin_memory
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -48,6 +49,45 @@ def test_an_interrupted_epoch_is_followed_by_the_next_one() -> None:
     loader = batches_of(other, 2, batch_size=2)
     wanted = [list(other.tracked(loader)) for _ in range(3)]
     assert epochs == [wanted[0][:1], wanted[1][:3], [], wanted[2]]
+
+
+def refuse(key: str) -> str:
+    if Path("refused").exists() and key == Path("refused").read_text():
+        raise ValueError(key)
+    return key
+
+
+@pytest.mark.parametrize("batch", [0, 2])
+@pytest.mark.parametrize(
+    ("kind", "workers", "batch_size"),
+    [(Service, 0, None), (Tracked, 0, None), (Tracked, 0, 3), (Tracked, 2, 3), (InStateful, 0, 3)],
+)
+def test_an_error_within_a_batch_loses_nothing_that_was_read_for_it(
+    kind: Any, workers: int, batch_size: int | None, batch: int
+) -> None:
+    def run(state: Any = None) -> Any:
+        pipe = split().shuffle_samples(6).map(key_of).map(refuse)
+        options = {"batch_size": batch_size} if batch_size else {}
+        return kind(lambda: pipe if batch_size else pipe.batch(3), workers, state, **options)
+
+    whole: list[list[str]] = list(run().epoch())
+    Path("refused").write_text(whole[batch][1])
+    loop, begun = run(), list[list[str]]()
+    with pytest.raises(ValueError, match=whole[batch][1]):
+        begun.extend(loop.epoch())
+    assert begun == whole[:batch]
+    Path("refused").unlink()
+    assert begun + list(run(loop.state()).epoch()) == whole
+
+
+def test_an_untracked_loop_ended_by_an_error_has_no_state() -> None:
+    run = Tracked(lambda: split().map(key_of).map(refuse), 0, batch_size=3)
+    Path("refused").write_text(KEYS[7])
+    with pytest.raises(ValueError, match=KEYS[7]):
+        list(run.loader)
+    Path("refused").unlink()
+    with pytest.raises(StateError, match=r"what was read for it would be lost.*loop over data\.tracked\(loader\)"):
+        run.state()
 
 
 def test_an_epoch_without_batches_has_a_state() -> None:

@@ -131,14 +131,19 @@ class DatasetLoop(Epochs):
             StateError: untracked workers have begun it, or their number has changed.
         """
         if not loader.num_workers:
-            for batch in loader:
-                self.is_over = self.is_drained = False  # the loop is not over, but the pipeline may be
-                yield batch
+            self.counts_batches = True
+            try:
+                for batch in loader:
+                    self.receive()
+                    yield batch
+            except (Exception, KeyboardInterrupt):
+                self.interrupt()
+                raise
             self.is_over, self.is_drained = True, False
             return
         self.is_tracked = True
         self.shared.set(is_tracked=True)
-        iterator, tracked = None, None
+        iterator, tracked, begun = None, None, self.shared.read(0).begun
         try:
             tracked = self._begin_tracking(loader.num_workers)
             iterator = begin_recording(loader)
@@ -154,6 +159,8 @@ class DatasetLoop(Epochs):
                     yield recorded.batch
             tracked.end(self.shared.read(0))
         finally:
+            if tracked is not None and tracked.row is None and self.shared.read(0).begun > begun:
+                tracked.row = self.shared.read(0)  # an error, or Ctrl-C, came before the first batch
             if self.spans_epochs and not (tracked is not None and tracked.is_over and tracked.is_in_order):
                 # Start new workers: persistent ones are past the position of the loop, or hold other workers' streams.
                 loader._iterator = None

@@ -13,7 +13,7 @@ from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
 from wds_datapipes.loading.data_parallel_group import DataParallelGroup
 from wds_datapipes.loading.epoch_run import EpochRun, EpochStart
-from wds_datapipes.loading.snapshots import SnapshotWriter
+from wds_datapipes.loading.snapshots import Snapshot, SnapshotWriter, state_in
 from wds_datapipes.loading.splitting import split_by_rank, split_by_worker
 from wds_datapipes.loading.state import LoaderState
 from wds_datapipes.loading.stateful_dataset.tracking import END, RecordedBatch, SharedEpochs, WorkerRow
@@ -46,6 +46,8 @@ class Epochs:
         received: the epochs that the loop has received.
         known: how many of the epochs that have begun they include.
         has_begun: whether the latest iteration in this process has begun its epoch.
+        is_broken: whether an error has ended it within a batch.
+        counts_batches: whether a tracked loop in this process begins, which calls `receive` after each batch.
     """
 
     def __init__(self, graph: PipelineGraph, seed: int, group: DataParallelGroup) -> None:
@@ -62,6 +64,8 @@ class Epochs:
         self.received = ReceivedEpochs()
         self.known = 0
         self._replay_reason = replay_reason(graph)
+        self.is_broken = self.counts_batches = False
+        self._received: Snapshot | WorkerState = None
         self._run: EpochRun | None = None
         self._loads = 0
         # The state of the current epoch.
@@ -77,6 +81,13 @@ class Epochs:
     @property
     def part(self) -> WorkerState:
         """The state from which this process resumes."""
+        if self.is_broken:
+            if self._received is None:
+                raise StateError(
+                    "An error has ended the loop while it waited for a batch, and what was read for it would be lost. "
+                    "Load a state that was saved before, or loop over data.tracked(loader)"
+                )
+            return state_in(self._received)
         # A stream that continues has a position even before the first item of an epoch.
         is_uninterrupted = self.spans_epochs and self._base.stages is None
         if not self._has_items and not is_uninterrupted:
@@ -93,10 +104,22 @@ class Epochs:
         """Return a batch; a worker of a tracked loop adds a snapshot after the batch."""
         if not self._records:
             return batch
-        if self._snapshots is None:
-            self._snapshots = SnapshotWriter(self._graph)
-        writer = self._snapshots
+        writer = self._writer()
         return RecordedBatch(batch, own_worker().worker, self.number, writer.pack([writer.snapshot()]))
+
+    def receive(self) -> None:
+        """Record that the loop in this process receives a batch, which an error within the next one does not change."""
+        self._received = self._writer().snapshot()
+        self.is_over = self.is_drained = False  # the loop is not over, but the pipeline may be
+
+    def interrupt(self) -> None:
+        """Record that an error has ended the loop in this process, which has not received what was read since."""
+        self.is_broken = self._received is not None
+        self.is_over, self.is_drained = self.is_over and not self.is_drained, False
+
+    def _writer(self) -> SnapshotWriter:
+        self._snapshots = self._snapshots or SnapshotWriter(self._graph)
+        return self._snapshots
 
     def record_end(self, *batch: Any) -> RecordedBatch:
         """Return the position at which this worker's epoch ended, with its last batch, if any."""
@@ -108,6 +131,7 @@ class Epochs:
         info = get_worker_info()
         self.has_begun, self.is_over, self._base, self._has_items = False, True, WorkerState(), False
         self.is_drained = False
+        self.is_broken &= self.spans_epochs
         self._snapshots = None
         refusal = None
         if info is not None:
@@ -164,6 +188,8 @@ class Epochs:
             self.number, self._base = resumed_from.part_of(own)
         elif resumed_from is None and info is not None and self.before is not None and not self._has_begun_any:
             self._base = self.before.parts[own].renewed()
+        elif resumed_from is None and self.is_broken and self._received is not None:
+            self._base = self.part.renewed()
         self.received, self.known = epoch.received, row.begun + 1
         self.epoch = replace(epoch, next=seed_after(epoch.seed))
         self.state.loaded, self._has_begun_any = [], info is not None
@@ -172,7 +198,8 @@ class Epochs:
             self.shared.set(has_workers=False)
         self.shared.write(row, None if info is None else own)
         self.has_begun, self.is_over = True, False
-        self._has_recorded_end = False
+        self._has_recorded_end = self.is_broken = False
+        self._received = None
 
     def _iterated(self, refusal: str | None) -> Iterator[Any]:
         if refusal is not None:
@@ -189,9 +216,14 @@ class Epochs:
         state = None if self._base.stages is None else self._base
         start = EpochStart(seeds, state, self._replay_reason, owns_generators=is_worker, epoch=self.epoch)
         self._run = run = EpochRun(pipe, start)
-        for item in run.items:
-            self._has_items = True
-            yield item
+        self._received, self.counts_batches = run.base if self.counts_batches else None, False
+        try:
+            for item in run.items:
+                self._has_items = True
+                yield item
+        except (Exception, KeyboardInterrupt):
+            self.is_broken = not is_worker and (self._has_items or self.spans_epochs) and self._run is run
+            raise
         self.is_over = self.is_drained = True
         while self.spans_epochs and self._records and not self._has_recorded_end:  # until torch has batched END
             yield END

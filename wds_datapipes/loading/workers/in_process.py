@@ -13,7 +13,7 @@ from wds_datapipes.counters import Counters
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
 from wds_datapipes.loading.epoch_run import EpochRun, EpochStart
 from wds_datapipes.loading.report import SHORTEST_S, WorkerReport, wait_bucket
-from wds_datapipes.loading.snapshots import LoopPosition, SnapshotWriter
+from wds_datapipes.loading.snapshots import LoopPosition, Snapshot, SnapshotWriter, state_in
 from wds_datapipes.loading.torchdata_api import WorkerInfo
 from wds_datapipes.loading.workers.loop_items import LoopItems, Pipe
 from wds_datapipes.pipes.graph import PipelineGraph
@@ -45,6 +45,7 @@ class LocalItems(LoopItems):
         self._waits = Counter[str]()
         self._run: EpochRun | None = None
         self._has_begun = False  # whether this epoch has yielded an item
+        self._snapshot: Snapshot = None  # after the last one
 
     def begin(
         self, seed_generator: Any, resumed: Checkpoint | None, iter_reset_fn: Callable[[Pipe], Pipe] | None, pipe: Pipe
@@ -74,7 +75,7 @@ class LocalItems(LoopItems):
             raise RuntimeError("only its loader can read the pipeline of a ShardReadingService")
         if self._has_begun:  # a later stage reads it again
             load_state(self._run.graph, None)
-        snapshots = None if self.ahead is None else SnapshotWriter(self._run.graph)
+        snapshots = SnapshotWriter(self._run.graph)
         for item in self._run.items:
             took_s = perf_counter() - begin
             self._making_s += took_s
@@ -82,8 +83,9 @@ class LocalItems(LoopItems):
                 self._waits[wait_bucket(took_s)] += 1
             self._items += 1
             self._has_begun = True
-            if snapshots is not None:
-                self._positions[0].add(snapshots.pack([snapshots.snapshot()]), 1)
+            self._snapshot = snapshots.snapshot()  # an error within the next item does not change it
+            if self.ahead is not None:
+                self._positions[0].add(snapshots.pack([self._snapshot]), 1)
                 self.taken(0)
             yield item
             begin = perf_counter()
@@ -95,11 +97,9 @@ class LocalItems(LoopItems):
         Raises:
             StateError: the pipeline has no state.
         """
-        if self._run is not None and (
-            (self.ahead is None and self._has_begun) or (self.is_over and self._run.spans_epochs)
-        ):
+        if self._run is not None and self.is_over and self._run.spans_epochs:
             return [WorkerState.of(save_state(self._run.graph))]
-        return super().states()
+        return [state_in(self._snapshot)] if self.ahead is None and self._has_begun else super().states()
 
     def reports(self) -> list[WorkerReport]:
         """Return statistics of the items so far."""
