@@ -407,11 +407,11 @@ def test_samples_that_cannot_be_read_leave_their_space_empty(tmp_path: Path) -> 
         assert found == kept
     rows = planned(manifest, STEP, order="sequential", window=40, on_error=lambda _: False)
     rows = rows.map_samples(as_tokens).pack_rows("tokens").map(joined_key)
-    found, total = [*rows], len(rows)
-    assert 0 < len(found) < total
-    assert all(key.startswith("0-") for row in found for key in row.split("+"))
+    read, total = [*rows], len(rows)
+    assert 0 < len(read) < total
+    assert all(key.startswith("0-") for row in read for key in row.split("+"))
     counts = count_skipped(rows).counts
-    assert counts == {"IndexedSamples: ChangedShardError": 1, "IndexedSamples: rows not read": total - len(found)}
+    assert counts == {"IndexedSamples: ChangedShardError": 1, "IndexedSamples: rows not read": total - len(read)}
 
 
 def test_the_length_is_that_of_the_epoch(shards: str) -> None:

@@ -97,7 +97,9 @@ def test_a_row_without_one_of_its_samples_is_an_error(change: str) -> None:
 def test_a_sample_that_is_longer_than_planned_is_an_error_unless_it_fits() -> None:
     samples = two_rows()
     samples[0]["tokens"] = np.ones(4, np.int64)
-    with pytest.raises(SampleSizeError, match=naming("Row 7", "5", "'1' of an unknown shard has 4", "2 were planned")):
+    with pytest.raises(
+        SampleSizeError, match=naming("Row 7", "5", "'1' of an unknown shard has 4", "not 2 as in the index")
+    ):
         rows_of(samples)  # the second one is as long as planned
     samples[1]["tokens"] = np.ones(1, np.int64)
     assert len(rows_of(samples)[0]["tokens"]) == 5

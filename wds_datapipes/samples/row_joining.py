@@ -90,7 +90,7 @@ def pack_rows(
         )
         length += len(piece)
         if len(piece) > mark.tokens and not longer:
-            longer = f"{describe_sample(origin)} has {len(piece)} in it, but {mark.tokens} were planned from the index"
+            longer = f"{describe_sample(origin)} has {len(piece)} in it, not {mark.tokens} as in the index"
         if length > mark.row_length:
             raise SampleSizeError(
                 f"Row {mark.row} has more than {mark.row_length} tokens: {longer}. Build the column of Pack(length=) "
