@@ -86,12 +86,12 @@ def check_callable(purpose: str, function: object) -> None:
         raise TypeError(f"{purpose}, not {function!r}")
 
 
-def check_fields(fields: object) -> None:
+def check_fields(fields: object, name: str = "fields") -> None:
     """Raise TypeError unless field names are None or several strings; one string would be taken as many names."""
     if isinstance(fields, str):
-        raise TypeError(f'fields must be a collection of names, as in ["jpg", "cls"], not the string {fields!r}')
-    if fields is not None and not (isinstance(fields, Collection) and all(isinstance(name, str) for name in fields)):
-        raise TypeError(f'fields must be a collection of names, as in ["jpg", "cls"], not {fields!r:.200}')
+        raise TypeError(f'{name} must be a collection of names, as in ["jpg", "cls"], not the string {fields!r}')
+    if fields is not None and not (isinstance(fields, Collection) and all(isinstance(each, str) for each in fields)):
+        raise TypeError(f'{name} must be a collection of names, as in ["jpg", "cls"], not {fields!r:.200}')
 
 
 def checks_calls(target: F) -> F:

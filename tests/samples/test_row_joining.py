@@ -70,6 +70,8 @@ def test_other_fields_become_lists() -> None:
         rows_of(two_rows(), lists=["sound"])
     with pytest.raises(ValueError, match="tokens"):
         rows_of(two_rows(), lists=["tokens"])
+    with pytest.raises(TypeError, match="lists must be a collection of names"):
+        rows_of(two_rows(), lists="image")
 
 
 CHANGES: dict[str, tuple[Callable[[Samples], Samples], list[str]]] = {

@@ -74,7 +74,7 @@ class RowPacker(Buffer, FunctionStage[Sample]):
         pad: float | Mapping[str, float] | None = None,
     ) -> None:
         pads = pad if pad is None or isinstance(pad, Mapping) else dict.fromkeys(fields, pad)
-        check_fields(lists)
+        check_fields(lists, "lists")
         row_format = RowFormat(fields, 0, layout, pads, stage="pack_rows")
         if repeated := {*lists} & {*fields, "__key__", "position_ids", layout}:
             raise ValueError(f"lists names the field {min(repeated)!r}, which a row has anyway")
