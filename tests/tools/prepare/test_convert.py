@@ -130,7 +130,7 @@ def test_a_function_that_drops_everything_warns(shards: list[str], whole_shards:
     def forgets_to_return(sample: Any) -> Any:
         return filter(lambda each: False, sample) if whole_shards else None
 
-    warning = r"The function dropped all 30 samples, and wrote 6 new shards without samples.* return the sample"
+    warning = r"The function dropped all 30 samples, which leaves 6 new shards without any.* return the sample"
     with pytest.warns(UserWarning, match=warning):
         convert_shards(forgets_to_return, shards, "out/", whole_shards=whole_shards)
     assert new(convert_shards(forgets_to_return, shards, "out/", whole_shards=whole_shards)) == []
