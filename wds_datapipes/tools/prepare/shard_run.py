@@ -362,8 +362,8 @@ def warn_if_all_dropped(shards: Sequence[ConvertedShard]) -> None:
     dropped = sum(shard.read - shard.skipped for shard in new)
     if dropped > 0 and not any(shard.info.samples for shard in new):
         warn_user(
-            f"The function dropped all {plural(dropped, 'sample')}, which leaves {plural(len(new), 'new shard')} without "
-            "any. A function drops a sample by returning None: return the sample to keep it"
+            f"The function dropped all {plural(dropped, 'sample')}, which leaves {plural(len(new), 'new shard')} "
+            "without any. A function drops a sample by returning None: return the sample to keep it"
         )
 
 
