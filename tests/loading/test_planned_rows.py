@@ -257,7 +257,9 @@ def test_later_exclusions_and_growth_move_no_other_sample(shards: str, tmp_path:
 
 
 def test_a_run_grows_at_the_end_of_an_epoch(shards: str) -> None:
-    costs = lambda index: lengths_of(index) * (99.5 if len(index) == SIZES[5] else 1.5)  # noqa: E731  the largest is new
+    def costs(index: Any) -> Any:
+        return lengths_of(index) * (99.5 if len(index) == SIZES[5] else 1.5)  # the largest is new
+
     few = shards.replace("{0..5}", "{0..3}")
     with closing(Service(lambda: packed(few, STEP, cost=costs), 0)) as run:
         steps = len([*run.epoch()])
