@@ -236,6 +236,22 @@ def test_a_copy_gets_its_name_while_no_other_process_counts_the_sizes(
     assert locked == [True]
 
 
+def test_only_copies_and_downloads_count_while_a_copy_is_finished(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the facts being written would leave no space for another download in a cache of exactly two copies."""
+    store.shards["a.tar"] = b"a" * 100
+    rename, used = Path.replace, list[int]()
+
+    def observed(source: Path, target: Path) -> Path:
+        used.append(used_bytes(tmp_path))
+        return rename(source, target)
+
+    monkeypatch.setattr(Path, "replace", observed)
+    assert read(CacheFolder(tmp_path, max_bytes=100), "store:a.tar") == store.shards["a.tar"]
+    assert used == [100, 100]  # when its facts and then the copy get their names
+
+
 def hits_of_belady(uses: list[int], copies: int) -> int:
     """Return the maximum number of hits with any eviction order, given that all uses are known."""
     kept, hits = set[int](), 0

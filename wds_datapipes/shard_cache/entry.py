@@ -29,6 +29,8 @@ NAMED = 80
 COPY = re.compile(rf"[0-9a-f]{{{DIGITS}}}-.+")
 #: The names of the other files of the cache, all but its lock.
 OWN = re.compile(rf"[0-9a-f]{{{DIGITS}}}\.(?:json|part|lock|json\.(?:[\w-]+\.)?part)")
+#: The name of a download in progress; facts that are being written do not count towards the size of the cache.
+DOWNLOAD = re.compile(rf"[0-9a-f]{{{DIGITS}}}\.part")
 UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 FACTS, PART, LOCK = ".json", ".part", ".lock"
 #: The file that is locked during eviction; its modification time is the last use of any copy.

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from wds_datapipes.io.file_lock import lock_file
 from wds_datapipes.shard_cache.entry import (
     DIGITS,
+    DOWNLOAD,
     FACTS,
     FOLDER_LOCK,
     LOCK,
@@ -198,7 +199,7 @@ def used_bytes(folder: Path, own: Path | None = None) -> int:
     used = 0
     with os.scandir(folder) as files:
         for file in files:
-            is_counted = is_copy(file.name) or (file.name.endswith(PART) and OWN.fullmatch(file.name))
+            is_counted = is_copy(file.name) or DOWNLOAD.fullmatch(file.name)
             if is_counted and not file.is_symlink() and (own is None or file.name != own.name):
                 with suppress(FileNotFoundError):
                     used += file.stat().st_size

@@ -38,6 +38,7 @@ from wds_datapipes.index.read.open_shards import OpenShards
 from wds_datapipes.index.read.plan import LOCAL, REMOTE, plan_reading
 from wds_datapipes.index.read.sample_reader import SampleReader
 from wds_datapipes.io import timeouts
+from wds_datapipes.io.daemon_threads import close_result
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS
 from wds_datapipes.io.remote import distance
 from wds_datapipes.io.remote.http_connection import close_idle
@@ -502,6 +503,24 @@ def test_a_shard_that_fails_to_open_ahead_of_an_epoch_is_opened_again(
             items = [*following.stream([(np.full(20, 2), np.arange(20))])]
     assert [fields_of(item) for item in items if isinstance(item, dict)] == SAMPLES[2]
     assert calls == [2, 2]
+
+
+def test_two_threads_may_close_the_shards_of_the_next_epoch_at_the_same_time(
+    proxy: FaultProxy, shards: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of two shards of this epoch may lack the space that copies for the next epoch take."""
+    with reader_of(urls_of(proxy.port), AccessOptions(index_dir=shards[1])) as reader:
+        closed = list[int]()
+
+        def close(shard: int, opened: Future[ShardRanges]) -> None:
+            closed.append(shard)
+            reader.shards.close()  # as another thread may do now
+            opened.add_done_callback(close_result)
+
+        monkeypatch.setattr("wds_datapipes.index.read.open_shards._close", close)
+        reader.shards.open_soon([0, 1])
+        reader.shards.close()
+    assert closed == [0, 1]
 
 
 def test_a_server_that_never_answers_holds_up_only_its_own_samples(

@@ -138,7 +138,8 @@ class OpenShards:
 
     def _close_shards(self, shards: Iterable[int]) -> None:
         for shard in shards:
-            _close(shard, self._opened.pop(shard))
+            if (opened := self._opened.pop(shard, None)) is not None:  # another thread may be closing them, too
+                _close(shard, opened)
 
     def _open(self, shard: int) -> ShardRanges:
         url, index, access = self._urls[shard], self._read_index(shard), self._access
