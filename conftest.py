@@ -169,6 +169,13 @@ def webdataset_environment(request: pytest.FixtureRequest) -> None:
         request.getfixturevalue("closed_garbage")
 
 
+@pytest.fixture(autouse=True)
+def unknown_stores() -> None:
+    """Forget what earlier tests have learned about stores, because a server may get the port of an earlier one."""
+    if (module := sys.modules.get("wds_datapipes.io.remote.known_stores")) is not None:
+        module.forget_stores()
+
+
 @pytest.fixture
 def nothing_left() -> Iterator[None]:
     """Check that a test leaves no process and no open descriptor, even before garbage is collected."""

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec  # type: ignore[import-untyped]  # it carries no types
@@ -21,7 +22,7 @@ from hypothesis import strategies as st
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from wds_datapipes.io import prefetch
-from wds_datapipes.io.remote import distance, fsspec_file, part_fetch, remote_parts
+from wds_datapipes.io.remote import fsspec_file, known_stores, part_fetch, remote_parts
 from wds_datapipes.io.urls import store_of
 from wds_datapipes.shards.loading import TarOptions, load_wds_shards
 from wds_datapipes.testing import build_shard
@@ -90,8 +91,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture(autouse=True)
 def no_thread_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(remote_parts, "GRACE_S", LIMIT_S)  # a busy machine may need it
-    monkeypatch.setattr(distance, "NEAR_S", -1.0)  # otherwise the store might be near
-    distance.forget_distances()
+    monkeypatch.setattr(known_stores, "NEAR_S", -1.0)  # otherwise the store might be near
     Watched.read.clear()
     Watched.gates.clear()
     Watched.doors.clear()
@@ -149,7 +149,7 @@ def test_reading_ahead_changes_no_item(
 ) -> None:
     urls = [shards[name] for name in names]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(distance, "NEAR_S", near[0])
+        patch.setattr(known_stores, "NEAR_S", near[0])
         patch.setattr(prefetch, "MAX_DELAY_S", near[1])
         found = outcome(urls, read_ahead, **options)
     assert found == outcome(urls, 0, **options)
@@ -184,8 +184,9 @@ def test_a_thread_may_collect_the_iteration_that_it_reads_for(
             is_garbage.wait(LIMIT_S)
             gc.collect()
 
-    monkeypatch.setattr(distance, "NEAR_S", LIMIT_S)
-    monkeypatch.setattr(remote_parts, "note_answer", lambda store, _: collect(store))
+    monkeypatch.setattr(known_stores, "NEAR_S", LIMIT_S)
+    noted = lambda store: SimpleNamespace(note_answer=lambda _: collect(store))  # noqa: E731
+    monkeypatch.setattr(remote_parts, "known_store", noted)
     monkeypatch.setattr(sys, "unraisablehook", lambda raised: failures.append(raised.exc_value))
     members = load_wds_shards([shards["a"], shards["c"]], TarOptions(read_ahead=1 << 20))
     next(members)
@@ -223,7 +224,7 @@ def test_a_near_store_is_read_without_threads(
     started: list[str] = []
     parts = remote_parts.RemoteParts
     monkeypatch.setattr(remote_parts, "RemoteParts", start)
-    monkeypatch.setattr(distance, "NEAR_S", LIMIT_S)
+    monkeypatch.setattr(known_stores, "NEAR_S", LIMIT_S)
     monkeypatch.setattr(prefetch, "MAX_DELAY_S", LIMIT_S)
     urls = [shards[name] for name in "ceab"]
     pipe = IterableWrapper(urls).load_wds_shards(open_shards=open_shards).group_samples()

@@ -20,7 +20,7 @@ from wds_datapipes import ShardList, register_opener
 from wds_datapipes.errors import MissingFieldError, ShardReadError, TruncatedShardError
 from wds_datapipes.io import prefetch
 from wds_datapipes.io.openers import open_url
-from wds_datapipes.io.remote import distance, remote_parts
+from wds_datapipes.io.remote import known_stores, remote_parts
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.samples.select import to_tuple
 from wds_datapipes.shards.loading import TarOptions, load_wds_shards, read_shards
@@ -106,8 +106,7 @@ def test_an_abandoned_pipeline(write: Callable[[bytes], str], opened: list[Binar
 def test_an_abandoned_iterator_leaves_no_thread_that_prefetches(
     archive: bytes, open_shards: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(distance, "NEAR_S", -1.0)  # otherwise the store might be near
-    distance.forget_distances()
+    monkeypatch.setattr(known_stores, "NEAR_S", -1.0)  # otherwise the store might be near
     memory = fsspec.filesystem("memory")
     urls = [f"memory://{number}.tar" for number in range(8)]
     for url in urls:

@@ -17,7 +17,7 @@ from faults import FaultProxy
 
 from wds_datapipes import ShardList
 from wds_datapipes.io import prefetch
-from wds_datapipes.io.remote import distance, http, overload
+from wds_datapipes.io.remote import known_stores
 from wds_datapipes.testing import build_shard
 
 __all__ = [
@@ -58,10 +58,8 @@ def small_parts(size: int = PART) -> Iterator[pytest.MonkeyPatch]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prefetch, "MIN_PART_BYTES", size)
         patch.setattr(prefetch, "MAX_PART_BYTES", size)
-        patch.setattr(distance, "NEAR_S", -1.0)  # otherwise the server might be near
-        patch.setattr(http, "_weak_stores", set())
-        patch.setattr(overload, "_limits", {})
-        distance.forget_distances()
+        patch.setattr(known_stores, "NEAR_S", -1.0)  # otherwise the server might be near
+        known_stores.forget_stores()
         yield patch
 
 

@@ -167,11 +167,11 @@ class ShardPrefetcher(Iterable[T]):
     def _is_prefetchable(self, url: object) -> bool:
         if not isinstance(url, str) or isinstance(url, OpeningURL) or not is_remote(split_scheme(url)[0]):
             return False
-        from wds_datapipes.io.remote.distance import is_near  # only remote shards need it
+        from wds_datapipes.io.remote.known_stores import known_store  # only remote shards need it
 
         of_thread, store = self._options["counters"].of_thread, store_of(url)
         allowed_s = MAX_DELAY_S + of_thread(f"fetched_bytes/{store}") / NEAR_BYTES_PER_S
-        return self._max_bytes > 0 and (not is_near(store) or of_thread(f"fetching_s/{store}") > allowed_s)
+        return self._max_bytes > 0 and (not known_store(store).is_near or of_thread(f"fetching_s/{store}") > allowed_s)
 
     def _extend(self, current: int, has_to_wait: bool) -> None:
         """Fetch more of a shard that is read, and begin to fetch the next ones, within the limits."""
@@ -180,9 +180,9 @@ class ShardPrefetcher(Iterable[T]):
             self._most_parts = min(2 * self._most_parts, MAX_PARTS)
         self._expect(self._fetches.values())
         reading = self._fetches[current]
-        from wds_datapipes.io.remote.overload import limit_of  # only remote shards need it
+        from wds_datapipes.io.remote.known_stores import known_store  # only remote shards need it
 
-        self._allowed_parts = limit_of(reading.store).allow(self._wanted_parts)
+        self._allowed_parts = known_store(reading.store).limit.allow(self._wanted_parts)
         others = self._reserved_bytes - reading.reserved_bytes
         if self._share is None:
             reading.allow(min(self._shard_bytes, self._max_bytes - others))

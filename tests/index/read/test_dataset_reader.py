@@ -40,7 +40,7 @@ from wds_datapipes.index.read.sample_reader import SampleReader
 from wds_datapipes.io import timeouts
 from wds_datapipes.io.daemon_threads import close_result
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS
-from wds_datapipes.io.remote import distance
+from wds_datapipes.io.remote import known_stores
 from wds_datapipes.io.remote.http_connection import close_idle
 from wds_datapipes.io.request_threads import FIRST_THREADS, MAX_TOGETHER, Pace, RequestThreads
 from wds_datapipes.testing import build_shard
@@ -420,8 +420,7 @@ def test_epochs_keep_the_copies_that_they_still_need(nginx: Nginx, shards: tuple
 def test_closing_aborts_requests_and_leaves_no_thread(
     nginx: Nginx, proxy: FaultProxy, tmp_path: Path, fault: Fault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(distance, "NEAR_S", -1.0)  # otherwise the server might be near
-    distance.forget_distances()
+    monkeypatch.setattr(known_stores, "NEAR_S", -1.0)  # otherwise the server might be near
     before = set(threading.enumerate())
     large_shard(nginx.files / tmp_path.name, 1)
     samples = iter(large_dataset(proxy.port, tmp_path.name, tmp_path))
@@ -449,7 +448,7 @@ def test_a_near_store_is_read_over_few_connections(
     nginx: Nginx, proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On 64 hosts of 64 workers, each connection of a process is one of 4,096."""
-    monkeypatch.setattr(distance, "NEAR_S", LIMIT_S)
+    monkeypatch.setattr(known_stores, "NEAR_S", LIMIT_S)
     (folder := nginx.files / tmp_path.name).mkdir()
     build_shard(folder / "1.tar", [{"__key__": f"{n:04}", "bin": bytes(200_000)} for n in range(200)])
     close_idle()

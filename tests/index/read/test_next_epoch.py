@@ -20,7 +20,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from wds_datapipes import IndexedSamples, StatefulShards
 from wds_datapipes.index import AccessOptions, EpochOptions, Manifest, build_indexes
-from wds_datapipes.io.remote import distance
+from wds_datapipes.io.remote import known_stores
 from wds_datapipes.pipes.stage import Stage
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.shard_cache.entry import Entry
@@ -31,7 +31,7 @@ SHARDS, SAMPLES, WINDOW = 8, 20, 2
 @pytest.fixture(autouse=True)
 def _near(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no delay of a slow machine make the server distant, whose shards are read in parts."""
-    monkeypatch.setattr(distance, "NEAR_S", 60.0)
+    monkeypatch.setattr(known_stores, "NEAR_S", 60.0)
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from wds_datapipes.errors import (
 )
 from wds_datapipes.index.format.builder import build_index
 from wds_datapipes.index.format.shard_index import ShardIndex
-from wds_datapipes.io.remote import distance
+from wds_datapipes.io.remote import known_stores
 from wds_datapipes.io.remote.remote_file import file_facts
 from wds_datapipes.io.sidecars import read_sidecar
 from wds_datapipes.testing import build_shard
@@ -122,8 +122,7 @@ def test_a_part_is_never_mistaken_for_the_file(proxy: FaultProxy, shard: bytes, 
 def test_a_wrong_first_part_is_an_error(
     proxy: FaultProxy, shard: bytes, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(distance, "NEAR_S", -1.0)  # otherwise the whole shard might be requested
-    distance.forget_distances()
+    monkeypatch.setattr(known_stores, "NEAR_S", -1.0)  # otherwise the whole shard might be requested
     proxy.faults[:] = [parts(shard)[name]] * 20
     if name == "all of it":  # as requested
         assert keys(address(proxy)) == WANT

@@ -24,7 +24,7 @@ from nginx_server import Nginx
 from wds_datapipes import ShardList
 from wds_datapipes.errors import ChangedShardError, ShardError, ShardReadError, TruncatedShardError
 from wds_datapipes.io.openers import open_parts
-from wds_datapipes.io.remote import distance, resuming_stream, source
+from wds_datapipes.io.remote import known_stores, resuming_stream, source
 from wds_datapipes.io.remote.remote_file import file_facts
 from wds_datapipes.io.remote.resuming_stream import ResumingStream
 from wds_datapipes.io.urls import store_of
@@ -193,7 +193,7 @@ def reached(proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
     for (
         scheme
     ) in SCHEMES:  # a distant store, or a slow machine, would request parts, too, and meet the faults out of order
-        distance.note_answer(store_of(address(proxy, scheme)[0]), 0.0)
+        known_stores.known_store(store_of(address(proxy, scheme)[0])).note_answer(0.0)
     yield hold
     proxy.faults.clear()  # a stream that ends early leaves some to the next test
     proxy.released.set()

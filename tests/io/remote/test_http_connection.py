@@ -21,7 +21,7 @@ from wds_datapipes import IndexedSamples, ShardList
 from wds_datapipes.errors import ShardError, ShardOpenError
 from wds_datapipes.index import AccessOptions, Manifest, build_indexes
 from wds_datapipes.io.openers import open_parts, open_url
-from wds_datapipes.io.remote import distance, http, http_connection
+from wds_datapipes.io.remote import http, http_connection, known_stores
 from wds_datapipes.io.remote.http_connection import close_idle
 from wds_datapipes.io.timeouts import Timeouts
 from wds_datapipes.testing import build_shard
@@ -67,7 +67,7 @@ def test_shards_and_indexed_samples_are_read_over_few_connections(site: Site, tm
 
 
 def test_many_small_shards_are_requested_at_once(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distance, "NEAR_S", -1.0)  # otherwise the server might be near
+    monkeypatch.setattr(known_stores, "NEAR_S", -1.0)  # otherwise the server might be near
     site.body = Path(build_shard(tmp_path / "a.tar", [{"__key__": "a", "bin": bytes(1000)}])).read_bytes()
     # Several shards are requested at once only when the size of one is known, so the first requests depend on timing.
     site.free, site.at_once = {"/0.tar", "/1.tar"}, threading.Barrier(4)

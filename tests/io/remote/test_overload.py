@@ -20,7 +20,8 @@ from wds_datapipes.index import AccessOptions, build_indexes
 from wds_datapipes.index.read.fetch import ShardRanges
 from wds_datapipes.io import prefetch
 from wds_datapipes.io.remote.http_request import HttpStatusError
-from wds_datapipes.io.remote.overload import ANSWERS, StoreLimit, limit_of
+from wds_datapipes.io.remote.known_stores import known_store
+from wds_datapipes.io.remote.overload import ANSWERS, StoreLimit
 from wds_datapipes.io.request_threads import RequestThreads
 from wds_datapipes.io.urls import store_of
 from wds_datapipes.testing import build_shard
@@ -44,7 +45,7 @@ class Busy(http.server.ThreadingHTTPServer):
     def __init__(self, body: bytes) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.body, self.url = body, f"http://127.0.0.1:{self.server_port}/a.tar"
-        self.limit = limit_of(store_of(self.url))
+        self.limit = known_store(store_of(self.url)).limit
         self.most, self.asked = 8, list[tuple[int, int, bool]]()
         self.may_answer: Callable[[], bool] = lambda: True
         self.in_flight, self.lock = 0, threading.Lock()
@@ -129,7 +130,7 @@ def test_a_reader_by_index_keeps_to_the_limit_of_its_store(
     monkeypatch.setattr(ShardRanges, "read", read_later)
     samples = IndexedSamples([site.url()], order="sequential", access=AccessOptions(index_dir=tmp_path))
     assert [int(sample["txt"]) for sample in samples] == [*range(9)]
-    assert found[0] == limit_of(store_of(site.url())).allow
+    assert found[0] == known_store(store_of(site.url())).limit.allow
 
 
 def test_a_burst_of_refusals_halves_once_and_answers_allow_slowly_more() -> None:

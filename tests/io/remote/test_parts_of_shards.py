@@ -12,7 +12,7 @@ from shard_in_parts import log_of_calls
 from site_server import Site
 
 from wds_datapipes import ShardList, StatefulShards
-from wds_datapipes.io.remote import distance
+from wds_datapipes.io.remote import known_stores
 from wds_datapipes.io.remote.remote_parts import RemoteParts
 from wds_datapipes.testing import build_shard
 
@@ -23,7 +23,7 @@ SAMPLES = 18
 @pytest.fixture(autouse=True)
 def shard(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a distant server send a shard of 9 MiB, and identify its version."""
-    monkeypatch.setattr(distance, "NEAR_S", -1.0)
+    monkeypatch.setattr(known_stores, "NEAR_S", -1.0)
     random = Random(0)
     samples: list[dict[str, str | bytes]] = [
         {"__key__": f"{number:02d}", "bin": random.randbytes(MIB // 2)} for number in range(SAMPLES)

@@ -19,8 +19,7 @@ from wds_datapipes.index.format.origin import origin_of
 from wds_datapipes.index.format.shard_index import ShardIndex
 from wds_datapipes.index.read.plan import ReadPlan
 from wds_datapipes.io.openers import local_path, open_local, open_parts, redact
-from wds_datapipes.io.remote.distance import is_near
-from wds_datapipes.io.remote.overload import limit_of
+from wds_datapipes.io.remote.known_stores import known_store
 from wds_datapipes.io.remote.remote_file import FileFacts, RemoteFile
 from wds_datapipes.io.remote.resuming_stream import ResumingStream, fill
 from wds_datapipes.io.remote.source import SentRequest
@@ -283,8 +282,8 @@ class PlannedRanges:
         threads = self._threads
         answer = self._requests.pop(request, None)
         if threads is not None and answer is not None and not answer.done():
-            store = self._ranges.store
-            threads.await_answer(answer, partial(is_near, store), limit_of(store).allow)
+            store = known_store(self._ranges.store)
+            threads.await_answer(answer, lambda: store.is_near, store.limit.allow)
         return self._cut(request, self._ranges.read(*self._span(request))) if answer is None else answer.result()
 
     def _send(self, start: int, end: int, request: int) -> SentCall[list[bytes]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from wds_datapipes.io.daemon_threads import start_call, wait_for
 from wds_datapipes.io.file_systems import VERSION_FACTS, VERSION_NUMBERS
-from wds_datapipes.io.remote.overload import limit_of
+from wds_datapipes.io.remote.known_stores import known_store
 from wds_datapipes.io.remote.source import MonitoredFile, OpenedSource, etag_of, version_of
 from wds_datapipes.io.streams import move_bytes
 
@@ -181,7 +181,7 @@ class BlockFile:
                 raise ValueError("the file is closed")
             self._attempt = attempt = start_call(self._next)
         remote = self._store.remote
-        with limit_of(remote.store).watch(time.perf_counter()):
+        with known_store(remote.store).limit.watch(time.perf_counter()):
             return wait_for(attempt, remote.timeouts.block_s)
 
     def _next(self) -> bytes:

@@ -20,7 +20,7 @@ from fsspec.config import conf  # type: ignore[import-untyped]  # it carries no 
 from wds_datapipes.io.after_fork import at_fork
 from wds_datapipes.io.remote.http_answer import SIZE, Answer
 from wds_datapipes.io.remote.http_request import Access, HttpStatusError, Request
-from wds_datapipes.io.remote.overload import limit_of
+from wds_datapipes.io.remote.known_stores import known_store
 from wds_datapipes.io.remote.retry import is_transient
 from wds_datapipes.io.remote.source import (
     SHOWN,
@@ -208,10 +208,6 @@ def _ssl_context(path: str | None) -> ssl.SSLContext:
     return context
 
 
-#: The stores that have sent a part of a file without a strong ETag. Requesting a part would be a request more.
-_weak_stores: set[str] = set()
-
-
 class HttpStore:
     """A file on a web server, opened at any offset.
 
@@ -241,7 +237,7 @@ class HttpStore:
         self, request: Request, since: float, start: int, end: int | None, part: str | None = None
     ) -> OpenedSource:
         remote = self._remote
-        with limit_of(remote.store).watch(since):
+        with known_store(remote.store).limit.watch(since):
             answer = request.answer()
         if answer.is_first:
             remote.counters.count(f"connections/{remote.store}")
@@ -262,7 +258,8 @@ class HttpStore:
 
     def open_first(self, count: int) -> OpenedSource:
         """Open the first ``count`` bytes if their version has a strong ETag, otherwise the whole file."""
-        if self._remote.store not in _weak_stores:
+        store = known_store(self._remote.store)
+        if not store.lacks_etags:
             try:
                 opened = self.open(0, count)
             except UnexpectedResponseError:  # such as a part with a content encoding
@@ -275,7 +272,7 @@ class HttpStore:
                 if not opened.start and (is_whole or opened.is_strong):
                     return opened
                 opened.file.close()
-                _weak_stores.add(self._remote.store)
+                store.lacks_etags = True
         return self.open(0)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Overload: how many requests each store serves at the same time, learned from those that it refuses."""
+"""Overload: how many requests a store serves at the same time, learned from those that it refuses."""
 
 from __future__ import annotations
 
@@ -41,11 +41,3 @@ class StoreLimit:
                 self._most = max(min(self._most, self._wanted) // 2, 1)
             raise
         self._most += 1 / ANSWERS
-
-
-_limits: dict[str, StoreLimit] = {}
-
-
-def limit_of(store: str) -> StoreLimit:
-    """Return the limit of a store, which all readers of the process have in common."""
-    return _limits.setdefault(store, StoreLimit())

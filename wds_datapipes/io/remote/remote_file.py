@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, TypeAlias
 from wds_datapipes.errors import ChangedShardError, ShardError, ShardOpenError, ShardReadError, plural
 from wds_datapipes.io.file_systems import TIMES
 from wds_datapipes.io.openers import local_path, open_local, open_parts
-from wds_datapipes.io.remote.distance import note_answer
 from wds_datapipes.io.remote.filesystem import RemotePath
 from wds_datapipes.io.remote.fsspec_file import FsspecStore
+from wds_datapipes.io.remote.known_stores import known_store
 from wds_datapipes.io.remote.resuming_stream import ResumingStream, fill
 from wds_datapipes.io.remote.retry import status_of
 from wds_datapipes.io.remote.source import SHOWN, OpenedSource, SentRequest, UnexpectedResponseError, etag_of
@@ -170,7 +170,7 @@ class RemoteFile:
         begin = time.perf_counter() if sent is None else sent.since
         try:
             opened = self._store.open(start, end) if sent is None else sent.open()
-            note_answer(self._remote.store, time.perf_counter() - begin)
+            known_store(self._remote.store).note_answer(time.perf_counter() - begin)
             with ExitStack() as stack:
                 stack.callback(opened.file.close)
                 self._compare(opened, start, end)

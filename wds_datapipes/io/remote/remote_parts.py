@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from wds_datapipes.errors import ShardReadError
 from wds_datapipes.interrupts import defer_interrupts
 from wds_datapipes.io.openers import open_parts, open_url
-from wds_datapipes.io.remote.distance import note_answer
+from wds_datapipes.io.remote.known_stores import known_store
 from wds_datapipes.io.remote.part_fetch import PartFetch
 from wds_datapipes.io.urls import store_of
 from wds_datapipes.redaction import redact
@@ -185,7 +185,7 @@ class RemoteParts:
         return self._file is not None and self._file.has_parts
 
     def _begin(self, open_part: Any, max_bytes: int) -> None:
-        note = partial(note_answer, self.store)
+        note = known_store(self.store).note_answer
         with defer_interrupts():  # otherwise a started thread could be unknown and never stopped
             self.fetches.append(PartFetch(open_part, max_bytes, self._unused, note))
 

@@ -1,0 +1,44 @@
+"""Known stores: what this process has learned about each store from its answers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from wds_datapipes.io.remote.overload import StoreLimit
+
+#: A store is near if it has once sent the first bytes of a file after at most this many seconds.
+NEAR_S = 0.005
+
+
+@dataclass
+class KnownStore:
+    """A store that has answered.
+
+    Attributes:
+        is_near: whether a thread that waits for it would take more time than it saves.
+        lacks_etags: whether it has sent a part of a file without a strong ETag. Requesting a part would be a request
+            more.
+        limit: how many requests it serves at the same time.
+    """
+
+    is_near: bool = False
+    lacks_etags: bool = False
+    limit: StoreLimit = field(default_factory=StoreLimit)
+
+    def note_answer(self, seconds: float) -> None:
+        """Note after how many seconds it has sent the first bytes of a file."""
+        self.is_near = self.is_near or seconds <= NEAR_S
+
+
+_stores: defaultdict[str, KnownStore] = defaultdict(KnownStore)
+
+
+def known_store(name: str) -> KnownStore:
+    """Return what is known about a store, which all readers of the process have in common."""
+    return _stores[name]
+
+
+def forget_stores() -> None:
+    """Forget all stores."""
+    _stores.clear()
