@@ -80,6 +80,32 @@ def test_an_error_within_a_batch_loses_nothing_that_was_read_for_it(
     assert begun + list(run(loop.state()).epoch()) == whole
 
 
+def interrupt(key: str) -> str:
+    try:
+        return refuse(key)
+    except ValueError:
+        raise KeyboardInterrupt from None
+
+
+@pytest.mark.parametrize(("kind", "batch_size"), [(Service, None), (Tracked, 3)])
+def test_a_stream_continues_in_the_same_process_with_the_batch_that_ctrl_c_has_ended(
+    kind: Any, batch_size: int | None
+) -> None:
+    def run() -> Any:
+        pipe = split().shuffle_samples(6).map(key_of).map(interrupt)
+        options = {"batch_size": batch_size} if batch_size else {}
+        return kind(lambda: pipe.with_epoch(12) if batch_size else pipe.batch(3).with_epoch(4), 0, **options)
+
+    loop = run()
+    whole: list[list[str]] = [batch for _ in range(2) for batch in loop.epoch()]
+    Path("refused").write_text(whole[2][1])
+    loop, begun = run(), list[list[str]]()
+    with pytest.raises(KeyboardInterrupt):
+        begun.extend(loop.epoch())
+    Path("refused").unlink()
+    assert [*begun, *loop.epoch()] == whole[:6]
+
+
 def test_an_untracked_loop_ended_by_an_error_has_no_state() -> None:
     run = Tracked(lambda: split().map(key_of).map(refuse), 0, batch_size=3)
     Path("refused").write_text(KEYS[7])

@@ -45,14 +45,16 @@ class LocalItems(LoopItems):
         self._waits = Counter[str]()
         self._run: EpochRun | None = None
         self._has_begun = False  # whether this epoch has yielded an item
+        self._is_within_item = False  # whether it was asked for another one, and has not yielded it
         self._snapshot: Snapshot = None  # after the last one
 
     def begin(
         self, seed_generator: Any, resumed: Checkpoint | None, iter_reset_fn: Callable[[Pipe], Pipe] | None, pipe: Pipe
     ) -> None:
         """Begin an epoch."""
-        # Without a stage that prefetches, the pipeline itself is where the loop has left it.
-        bases = self.bases(resumed) if resumed is not None or self.ahead is not None else None
+        # The pipeline itself is where the loop has left it, unless a stage prefetches or Ctrl-C interrupted an item.
+        is_elsewhere = resumed is not None or self.ahead is not None or self._is_within_item
+        bases, self._is_within_item = self.bases(resumed) if is_elsewhere else None, False
         super().begin(seed_generator, resumed, iter_reset_fn, pipe)
         start = EpochStart(
             copy.deepcopy(seed_generator),  # the next epoch must not depend on how many seeds are drawn
@@ -76,6 +78,7 @@ class LocalItems(LoopItems):
         if self._has_begun:  # a later stage reads it again
             load_state(self._run.graph, None)
         snapshots = SnapshotWriter(self._run.graph)
+        self._is_within_item = True
         for item in self._run.items:
             took_s = perf_counter() - begin
             self._making_s += took_s
@@ -84,11 +87,14 @@ class LocalItems(LoopItems):
             self._items += 1
             self._has_begun = True
             self._snapshot = snapshots.snapshot()  # an error within the next item does not change it
+            self._is_within_item = False
             if self.ahead is not None:
                 self._positions[0].add(snapshots.pack([self._snapshot]), 1)
                 self.taken(0)
             yield item
+            self._is_within_item = True
             begin = perf_counter()
+        self._is_within_item = False
         self.end()
 
     def states(self) -> list[WorkerState]:
