@@ -104,11 +104,10 @@ def load_and_skip(url: str, _: Path) -> Iterator[object]:
     names = [build_shard(f"{name}.tar", [{"__key__": name, "txt": name}]) for name in "ab"]
     pipe = ShardList([url, names[0], url, names[1]]).sharding_filter()
     for on_error, num_workers in (("skip", 0), ("raise", 1)):
-        service = ShardReadingService(num_workers)
         samples = pipe.load_wds_shards(retries=0, on_error=on_error).group_samples()
-        with DataLoader2(samples, reading_service=service) as loader:
+        with DataLoader2(samples, reading_service=ShardReadingService(num_workers)) as loader:
             yield lambda loader=loader: next(iter(loader))
-            report = service.report()
+            report = loader.reading_service.report()
             yield from (report, str(report), loader.state_dict())
 
 

@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import IterDataPipe, get_worker_info
-from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService, SequentialReadingService
 from torchdata.dataloader2.adapter import Adapter, Shuffle
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.map import SequenceWrapper
 from users_stages import InMain, Unchanged
 
 from wds_datapipes import ShardReadingService
+from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.graph import PipelineGraph
 
 Pipe = IterDataPipe[Any]
@@ -136,6 +137,18 @@ def test_a_service_can_be_used_by_many_loaders() -> None:
     ):
         pairs = [(one, list(inner)) for one in outer]
     assert pairs == [(one, round_robin([2, 3])) for one in round_robin([5, 3])]
+
+
+@pytest.mark.parametrize("call", ["state_dict()", "load_state_dict(state)", "set_epoch(1)", "report()"])
+def test_the_service_of_which_a_loader_has_a_copy_refuses_calls_that_would_do_nothing(call: str) -> None:
+    service = ShardReadingService()
+    for within in (service, SequentialReadingService(service)):
+        with DataLoader2(Counts([2]), reading_service=within) as loader:
+            state = loader.state_dict()
+            with pytest.raises((StateError, RuntimeError), match=r"use loader\.reading_service"):
+                eval(f"service.{call}", {"service": service, "state": state})
+            if within is service:
+                eval(f"service.{call}", {"service": loader.reading_service, "state": state})
 
 
 # arguments of user functions

@@ -6,6 +6,7 @@ The first `ShardReadingService` to be created enables this class. Loaders with o
 from __future__ import annotations
 
 import functools
+import inspect
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -209,12 +210,16 @@ def extend_loaders() -> None:
     # DataLoader2 copies its pipeline by pickle even without workers, which fails for lambdas.
     dataloader2.clone = copy_pipeline
     initialize = DataLoader2.__init__
+    parameters = inspect.signature(initialize)
 
     @functools.wraps(initialize)
     def initialize_and_extend(self: Any, *arguments: Any, **options: Any) -> None:
         initialize(self, *arguments, **options)
-        if any(isinstance(each, ShardReadingService) for each in _services(self.reading_service)):
-            self.__class__ = _extended(self.__class__)
+        given = parameters.bind(self, *arguments, **options).arguments.get("reading_service")
+        for own, each in zip(_services(self.reading_service), _services(given), strict=True):
+            if isinstance(own, ShardReadingService):
+                own.is_copied, each.is_copied = False, True
+                self.__class__ = _extended(self.__class__)
 
     DataLoader2.__init__ = initialize_and_extend
 

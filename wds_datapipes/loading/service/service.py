@@ -145,6 +145,7 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
         self.loop: Loop
         self._end: Callable[[], object] | None
         self._running: Any = None  # the part of the main process, with the stages that count its items
+        self.is_copied = False  # whether a loader works on a copy of it
         self.reset()
 
     def initialize(self, datapipe: Pipe) -> Pipe:
@@ -197,7 +198,11 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
 
         Args:
             epoch: the number. If none is selected, each epoch's order follows from that of the previous epoch.
+
+        Raises:
+            RuntimeError: ``DataLoader2`` works on a copy of this service: use ``loader.reading_service``.
         """
+        self._refuse_copied(RuntimeError)
         self.loop.select(check_integer("epoch", epoch, 0))
 
     def group_of(self, datapipe: Any) -> DataParallelGroup:
@@ -220,12 +225,13 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
         """Return the state of the loop, as a dictionary with a single string.
 
         The iterating thread may call it at any time. The workers continue meanwhile; the items that they have
-        prefetched are not in the state, and the resumed run produces them again. ``DataLoader2`` works on a copy of the
-        service that is passed to it: use ``loader.reading_service``.
+        prefetched are not in the state, and the resumed run produces them again.
 
         Raises:
-            StateError: a stage of the pipeline has no position, and its epochs are not reproducible from seeds.
+            StateError: a stage of the pipeline has no position, and its epochs are not reproducible from seeds; or
+                ``DataLoader2`` works on a copy of this service: use ``loader.reading_service``.
         """
+        self._refuse_copied(StateError)
         return self.loop.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any], *, seeds_too: bool = True, amend: bool = False) -> None:
@@ -242,9 +248,11 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
             amend: whether the pipeline may change the run from here on, as for `StatefulShards`.
 
         Raises:
-            StateError: the argument is none of these, or the loader has started. When the first epoch begins: the state
-                belongs to another pipeline.
+            StateError: the argument is none of these, or the loader has started; or ``DataLoader2`` works on a copy of
+                this service: use ``loader.reading_service``. When the first epoch begins: the state belongs to another
+                pipeline.
         """
+        self._refuse_copied(StateError)
         if self._end is not None:
             raise StateError(
                 "A state must be loaded before the first epoch begins. Create a new loader, and load the state into it"
@@ -264,8 +272,6 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
     def report(self, *, all_ranks: bool = False) -> LoadingReport:
         """Return statistics of the workers so far. This is cheap and works after the end, too.
 
-        ``DataLoader2`` works on a copy of the service that is passed to it: use ``loader.reading_service``.
-
         Args:
             all_ranks: return one entry for each rank, with the sums of its workers. Ranks publish them every
                 ``report_every_s`` seconds in the store of the process group, so this does not wait for them. It takes
@@ -273,9 +279,16 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
 
         Raises:
             RankLostError: the store does not respond.
-            RuntimeError: the service does not know the other ranks of the run.
+            RuntimeError: the service does not know the other ranks of the run; or ``DataLoader2`` works on a copy of
+                it: use ``loader.reading_service``.
         """
+        self._refuse_copied(RuntimeError)
         return self.loop.report(all_ranks=all_ranks)
+
+    def _refuse_copied(self, kind: type[Exception]) -> None:
+        """Raise an error of some kind if a loader works on a copy of this service, which does not see what follows."""
+        if self.is_copied:
+            raise kind("DataLoader2 works on a copy of the service that is passed to it: use loader.reading_service")
 
     def _start_pool(self, jobs: Sequence[WorkerJob], dispatching: WorkerJob | None) -> RunningWorkers:
         """Start the worker processes."""
