@@ -294,4 +294,4 @@ def log_skipped(recent: LoadingReport) -> None:
     skipped = recent.skipped
     if skipped.total:
         counts = ", ".join(f"{count} x {what}" for what, count in sorted(skipped.counts.items()))
-        LOGGER.warning("epoch %d: skipped %d items: %s", recent.epoch, skipped.total, counts)
+        LOGGER.warning("epoch %d: skipped %s: %s", recent.epoch, plural(skipped.total, "item"), counts)

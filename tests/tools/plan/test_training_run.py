@@ -164,6 +164,11 @@ def test_impossible_runs_are_errors(options: dict[str, Any], text: str) -> None:
         plan_run(LARGE, RunShape(**{**FLEET, **options}))
 
 
+def test_a_dataset_without_samples_is_an_error() -> None:
+    with pytest.raises(ValueError, match="An epoch has no samples"):
+        plan_run(manifest_of([0]), RunShape(ranks_per_host=1, global_batch_size=2))
+
+
 def test_a_manifest_without_sizes_is_an_error() -> None:
     with pytest.raises(ValueError, match="lacks the sizes of some shards"):
         plan_run(manifest_of([5, 5], size=0), RunShape(ranks_per_host=1, global_batch_size=2))

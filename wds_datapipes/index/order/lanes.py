@@ -48,6 +48,8 @@ def check_lanes(lanes: int, batch: int | None, count: int) -> None:
             f"global_batch_size={batch}. Choose a multiple of {lanes}, or lanes that divide it"
         )
     if count < lanes:
+        if not count:
+            raise ValueError("An epoch has no samples, so it cannot be divided into lanes. Choose shards with samples")
         raise ValueError(
             f"lanes={lanes} is too large, because each lane needs at least one sample of an epoch. Choose at most "
             f"{count}, the number of samples"
