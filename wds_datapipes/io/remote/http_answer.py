@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from wds_datapipes.errors import plural
 from wds_datapipes.io.remote.http_connection import Connection, keep
-from wds_datapipes.io.remote.in_flight import wait_for_headers
+from wds_datapipes.io.remote.in_flight import abort_lock, wait_for_headers
 from wds_datapipes.io.streams import move_bytes
 
 if TYPE_CHECKING:
@@ -121,13 +121,14 @@ class Answer:
 
     def abort(self) -> None:
         """Abort a read in another thread, which then closes the response."""
-        if (connection := self._connection) is not None:
-            with suppress(OSError, AttributeError):  # it may be closed
-                connection.sock.shutdown(socket.SHUT_RDWR)
+        with abort_lock(), suppress(OSError, AttributeError):  # it may be closed
+            if self._connection is not None:
+                self._connection.sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """End the request."""
-        connection, self._connection = self._connection, None
+        with abort_lock():
+            connection, self._connection = self._connection, None
         if connection is None or os.getpid() != self._process:  # the parent process may still use the connection
             return
         if self._is_kept and not self._is_chunked and self._drain(connection):

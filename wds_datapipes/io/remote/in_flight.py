@@ -6,16 +6,24 @@ import socket
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 
-#: The sockets that wait for the headers of a response, by the thread that has sent the request.
-_waiting: dict[int | None, socket.socket] = {}
-#: The sockets whose requests were aborted; not the threads, because a later one may have the same identifier.
+#: The sockets that wait for the headers of a response, by the thread that has sent the request; not by its identifier,
+#: which a later thread may have.
+_waiting: dict[threading.Thread, socket.socket] = {}
+#: The sockets whose requests were aborted.
 _aborted: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+#: Garbage collection may abort requests in a thread that holds it.
+_lock = threading.RLock()
 
 
 class AbortedRequestError(Exception):
     """Another thread has aborted the request, because its answer is no longer needed."""
+
+
+def abort_lock() -> AbstractContextManager[bool]:
+    """Return the lock that is held while a request is aborted, and when its connection becomes free for another one."""
+    return _lock
 
 
 @contextmanager
@@ -25,7 +33,7 @@ def wait_for_headers(sock: socket.socket) -> Iterator[None]:
     Raises:
         AbortedRequestError: one of them has done so.
     """
-    thread = threading.get_ident()
+    thread = threading.current_thread()
     _waiting[thread] = sock
     try:
         yield
@@ -34,19 +42,22 @@ def wait_for_headers(sock: socket.socket) -> Iterator[None]:
             raise AbortedRequestError from None
         raise
     finally:
-        _waiting.pop(thread, None)
+        with _lock:
+            _waiting.pop(thread, None)
 
 
 def abort_request(thread: threading.Thread) -> None:
     """Abort the request of a thread that waits for the headers of a response, if it does."""
-    # A later thread may have the identifier of one that has ended.
-    if thread.is_alive() and (sock := _waiting.get(thread.ident)) is not None:
-        _aborted.add(sock)
-        with suppress(OSError):  # it may be closed
-            sock.shutdown(socket.SHUT_RDWR)
+    with _lock:
+        if (sock := _waiting.get(thread)) is not None:
+            _aborted.add(sock)
+            with suppress(OSError):  # it may be closed
+                sock.shutdown(socket.SHUT_RDWR)
 
 
 def forget_requests() -> None:
     """Forget the requests of the parent process."""
+    global _lock
+    _lock = threading.RLock()
     _waiting.clear()
     _aborted.clear()
