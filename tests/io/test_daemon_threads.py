@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from concurrent.futures import CancelledError
 
@@ -65,4 +66,18 @@ def test_a_thread_may_close_its_own_pool() -> None:
     pool = DaemonThreads(1, "calls")
     pool.submit(int).result(LIMIT_S)  # the pool knows its thread
     pool.submit(pool.close).result(LIMIT_S)  # as garbage collection does if the last user of a pool is in a cycle
+    assert pool.submit(int).cancelled()
+
+
+def test_a_call_submitted_while_the_pool_is_closed_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise its result would be awaited forever."""
+
+    class Queue(queue.Queue[object]):
+        def put(self, item: object, *args: object, **options: object) -> None:
+            if item is not None:
+                pool.stop()  # as another thread may do now
+            super().put(item)
+
+    monkeypatch.setattr(queue, "SimpleQueue", Queue)
+    pool = DaemonThreads(1, "calls")
     assert pool.submit(int).cancelled()

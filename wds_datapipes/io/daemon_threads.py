@@ -60,6 +60,8 @@ class DaemonThreads:
             return future
         self._calls.put((future, call))
         self._start_thread()
+        if self.is_closed.is_set():  # another thread has closed the pool meanwhile, and maybe not seen the call
+            future.cancel()
         return future
 
     def resize(self, count: int) -> None:
