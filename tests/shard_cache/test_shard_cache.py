@@ -11,6 +11,7 @@ import pickle
 import re
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,7 +29,7 @@ from wds_datapipes.index.format.manifest import Manifest
 from wds_datapipes.io import daemon_threads
 from wds_datapipes.io.file_lock import lock_file
 from wds_datapipes.io.openers import open_url, register_opener
-from wds_datapipes.io.part_share import PartShare
+from wds_datapipes.io.part_share import CommonParts, PartShare
 from wds_datapipes.io.prefetch import open_ahead
 from wds_datapipes.io.remote.remote_file import FileFacts
 from wds_datapipes.shard_cache import download
@@ -125,6 +126,35 @@ def test_downloads_of_a_process_share_their_parts(
         read(folder, f"store:{name}")
     assert shares[0] is not shares[1]
     assert shares[0].common is shares[1].common
+
+
+def test_a_forked_process_has_its_own_parts_which_all_of_its_threads_share(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked: Callable[[Callable[[], object]], int | None]
+) -> None:
+    store.shards |= {"a": b"content", "b": b"content", "c": b"content"}
+    found, barrier = list[CommonParts](), threading.Barrier(2)
+    begin, begin_share = CommonParts.__init__, PartShare.__init__
+
+    def begin_together(common: CommonParts, count: int) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            barrier.wait(60)
+        begin(common, count)
+
+    def record(share: PartShare, common: CommonParts) -> None:
+        found.append(common)
+        begin_share(share, common)
+
+    monkeypatch.setattr(CommonParts, "__init__", begin_together)
+    monkeypatch.setattr(PartShare, "__init__", record)
+    read(CacheFolder(tmp_path / "a"), "store:a", size=7)
+
+    def check() -> None:
+        with ThreadPoolExecutor(2) as threads:
+            deque(threads.map(lambda name: read(CacheFolder(tmp_path / name), f"store:{name}", size=7), "bc"), maxlen=0)
+        parent, one, other = found
+        assert one is other is not parent
+
+    assert forked(check) == 0
 
 
 def test_an_empty_shard_is_kept_too(folder: CacheFolder, store: Store) -> None:

@@ -19,6 +19,7 @@ ORDER = (
     # What the parent keeps using.
     "file systems",  # io/remote/filesystem: the child keeps fsspec's objects, and their connections, alive
     "connections",  # io/remote/http_connection: the child closes its copies
+    "parts",  # shard_cache/download: parts of files that threads of the parent fetch
     "segments",  # loading/transport/shared_memory: memory that the child sees is not reused
     "process group",  # io/once_per_host: the child is not a rank
 )

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -23,6 +22,7 @@ from wds_datapipes.errors import (
     TruncatedShardError,
     UnsupportedMemberError,
 )
+from wds_datapipes.io.after_fork import at_fork
 from wds_datapipes.io.file_lock import lock_file
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.part_share import CommonParts, PartShare
@@ -175,10 +175,17 @@ class _Reservation:
             self.written += count
 
 
-@lru_cache(maxsize=1)
-def _common_parts(_process: int) -> CommonParts:
-    """Return the parts of this process; those of its parent are held by threads that it does not have."""
-    return CommonParts(COMMON_PARTS)
+#: The parts of this process.
+_common_parts = CommonParts(COMMON_PARTS)
+
+
+def _renew_parts() -> None:
+    """Forget the parts of the parent process, which are held by threads that this one does not have."""
+    global _common_parts
+    _common_parts = CommonParts(COMMON_PARTS)
+
+
+at_fork("parts", after_in_child=_renew_parts)
 
 
 def _copy_source(
@@ -191,7 +198,7 @@ def _copy_source(
     """Write the source to the copy; return its digest and, if known, its ETag."""
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(BLOCK_BYTES))
-    share = PartShare(_common_parts(os.getpid()))
+    share = PartShare(_common_parts)
     with name_read_errors(request.name), open_ahead(request.url, COPY_AHEAD_BYTES, share, **request.options) as source:
         etag, indexed = getattr(source, "etag", None), request.known.etag
         if None not in (etag, indexed) and etag != indexed:

@@ -20,7 +20,7 @@ from wds_datapipes.index import AccessOptions, build_indexes
 from wds_datapipes.index.read.fetch import ShardRanges
 from wds_datapipes.io import prefetch
 from wds_datapipes.io.remote.http_request import HttpStatusError
-from wds_datapipes.io.remote.known_stores import known_store
+from wds_datapipes.io.remote.known_stores import KnownStore, known_store
 from wds_datapipes.io.remote.overload import ANSWERS, StoreLimit
 from wds_datapipes.io.request_threads import RequestThreads
 from wds_datapipes.io.urls import store_of
@@ -148,3 +148,17 @@ def test_a_burst_of_refusals_halves_once_and_answers_allow_slowly_more() -> None
             pass
     assert limit.allow(64) == 9
     assert [refuse(math.inf) for _ in range(4)] == [4, 2, 1, 1]
+
+
+def test_all_threads_know_the_same_of_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, begin = list[KnownStore](), KnownStore.__init__
+
+    def observed(store: KnownStore) -> None:
+        monkeypatch.undo()
+        thread = threading.Thread(target=lambda: found.append(known_store("s3://new")))
+        thread.start()
+        thread.join()
+        begin(store)
+
+    monkeypatch.setattr(KnownStore, "__init__", observed)
+    assert known_store("s3://new") is found[0] is known_store("s3://new")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass, field
 
 from wds_datapipes.io.remote.overload import StoreLimit
@@ -31,12 +30,12 @@ class KnownStore:
         self.is_near = self.is_near or seconds <= NEAR_S
 
 
-_stores: defaultdict[str, KnownStore] = defaultdict(KnownStore)
+_stores: dict[str, KnownStore] = {}
 
 
 def known_store(name: str) -> KnownStore:
     """Return what is known about a store, which all readers of the process have in common."""
-    return _stores[name]
+    return _stores.get(name) or _stores.setdefault(name, KnownStore())  # of several threads, one adds it
 
 
 def forget_stores() -> None:
