@@ -61,10 +61,12 @@ if find_spec("torchdata.stateful_dataloader") is None:
 
 
 def pytest_configure() -> None:
-    """Restore Ctrl-C for the processes that tests start: background jobs of a shell ignore it."""
+    """Let the processes that tests start end at Ctrl-C, which background jobs of a shell ignore, and start faster."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     record_stacks()
+    paths = [str(Path(__file__).parent / "tests/programs"), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
 
 
 @pytest.hookimpl(wrapper=True, optionalhook=True)
@@ -143,6 +145,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def runs_webdataset(path: Path) -> bool:
     """Whether the tests of a file run webdataset beside this package."""
     return path.parent.name == "contract" or "webdataset" in path.name
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Collect no garbage while tests are collected, which takes a fifth of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 @pytest.hookimpl(trylast=True)

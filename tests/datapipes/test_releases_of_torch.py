@@ -19,7 +19,8 @@ README = next(each.text for each in blocks_of((ROOT / "README.md").read_text("ut
 def run(program: str) -> tuple[str, str]:
     """Return what a program prints with such a release of torch, in which warnings are errors."""
     Path("program.py").write_text(program)
-    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    path = f"{Path(__file__).parent}{os.pathsep}{os.environ['PYTHONPATH']}"
+    environ = {**os.environ, "PYTHONPATH": path, "IMPORTED_FIRST": "release_that_warns"}
     command = [sys.executable, "-W", "error", "program.py"]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=600)
     return done.stdout, done.stderr

@@ -1,6 +1,6 @@
 """Turns the installed torch into a release that warns of datapipes, in a program and its workers.
 
-Python imports this module when it starts, if its folder is in ``PYTHONPATH``.
+``tests/programs/sitecustomize.py`` imports this module when a program starts, if ``IMPORTED_FIRST`` names it.
 """
 
 from __future__ import annotations
