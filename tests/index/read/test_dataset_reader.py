@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain, islice, repeat
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 import psutil
@@ -23,6 +23,7 @@ from faults import Fault, FaultProxy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nginx_server import Nginx
+from numbered_shards import write_numbered
 
 from wds_datapipes import IndexedSamples
 from wds_datapipes.counters import Counters
@@ -37,17 +38,22 @@ from wds_datapipes.index.read.fetch import PlannedRanges, ShardRanges
 from wds_datapipes.index.read.open_shards import OpenShards
 from wds_datapipes.index.read.plan import LOCAL, REMOTE, plan_reading
 from wds_datapipes.index.read.sample_reader import SampleReader
-from wds_datapipes.io import timeouts
+from wds_datapipes.io import daemon_threads, timeouts
 from wds_datapipes.io.daemon_threads import close_result
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS
 from wds_datapipes.io.remote import known_stores
 from wds_datapipes.io.remote.http_connection import close_idle
 from wds_datapipes.io.request_threads import FIRST_THREADS, MAX_TOGETHER, Pace, RequestThreads
+from wds_datapipes.shard_cache.download import CacheFullError
+from wds_datapipes.shard_cache.eviction import Passes
+from wds_datapipes.shard_cache.store import CacheFolder
 from wds_datapipes.testing import build_shard
 
 T = TypeVar("T")
 
 LIMIT_S = 300.0
+#: How long a thread is given to do what it must not do.
+MOMENT_S = 0.5
 SIZES = (30, 1, 20)
 SAMPLES: list[list[dict[str, Any]]] = [
     [
@@ -495,7 +501,8 @@ def test_a_shard_that_fails_to_open_ahead_of_an_epoch_is_opened_again(
     monkeypatch.setattr(OpenShards, "_open", fail_once)
     access = AccessOptions(index_dir=shards[1])
     with reader_of(urls_of(proxy.port), access) as reader:
-        reader.shards.open_next((following := reader_of(urls_of(proxy.port), access)).shards, [2])
+        following = reader_of(urls_of(proxy.port), access)
+        reader.shards.open_next(following.shards, [2], following.close)
         with following:
             following.shards.begin(Counters())
             begun.set()
@@ -520,6 +527,98 @@ def test_two_threads_may_close_the_shards_of_the_next_epoch_at_the_same_time(
         reader.shards.open_soon([0, 1])
         reader.shards.close()
     assert closed == [0, 1]
+
+
+@pytest.fixture
+def crowded(nginx: Nginx, tmp_path: Path) -> Callable[[], SampleReader]:
+    """Return a function that returns readers of three shards, whose common cache holds the first or the others."""
+    folder = nginx.files / tmp_path.name
+    folder.mkdir()
+    build_indexes(write_numbered(folder, [100, 20, 20]))
+    size = (folder / "0.tar").stat().st_size
+    assert 2 * (folder / "1.tar").stat().st_size <= size
+    access = AccessOptions(index_dir=folder, cache_dir=tmp_path / "copies", cache_bytes=size)
+    urls = urls_of(nginx.http, folder.name)
+    return lambda: SampleReader(urls, DatasetIndexes(urls, [100, 20, 20], access).read, access)
+
+
+def test_threads_wait_until_another_one_has_closed_the_shards_of_the_next_epoch(
+    crowded: Callable[[], SampleReader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise, one would find no space after another one has begun to make some, and warn."""
+    full, warned, opened = threading.Semaphore(0), threading.Event(), CacheFolder.open
+
+    def open_copy(*args: Any, **options: Any) -> BinaryIO | None:
+        try:
+            return opened(*args, **options)
+        except CacheFullError:
+            full.release()
+            raise
+
+    def close(_: int, ranges: Future[ShardRanges]) -> None:
+        full.acquire(timeout=LIMIT_S)
+        full.acquire(timeout=LIMIT_S)
+        warned.wait(MOMENT_S)  # in vain
+        ranges.add_done_callback(close_result)
+
+    with crowded() as reader, crowded() as following:
+        reader.shards.open_next(following.shards, [0], following.close)
+        assert following.shards[0].path is not None
+        monkeypatch.setattr(CacheFolder, "open", open_copy)
+        monkeypatch.setattr(CacheFolder, "warn_uncached", lambda *_: warned.set())
+        monkeypatch.setattr("wds_datapipes.index.read.open_shards._close", close)
+        reader.shards.open_soon([1, 2])
+        assert all(reader.shards[shard].path is not None for shard in (1, 2))
+        monkeypatch.undo()
+    assert not warned.is_set()
+
+
+def test_shards_of_the_next_epoch_are_closed_before_the_end_of_this_one_or_not_at_all(
+    crowded: Callable[[], SampleReader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon_threads, "GRACE_S", 0.0)
+    begun, ended = threading.Event(), threading.Event()
+    with crowded() as reader, crowded() as following:
+
+        def close() -> None:
+            begun.set()
+            ended.wait(MOMENT_S)  # in vain
+            following.close()
+
+        reader.shards.open_next(following.shards, [0], close)
+        assert following.shards[0].path is not None
+        reader.shards.open_soon([1])
+        assert begun.wait(LIMIT_S)
+        reader.close()
+        ended.set()
+        assert following.shards.is_closed
+
+
+def test_a_shard_for_which_there_is_no_space_when_its_reader_is_closed_is_no_reason_to_warn(
+    crowded: Callable[[], SampleReader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon_threads, "GRACE_S", 0.0)
+    full, closed, opened = threading.Event(), threading.Event(), CacheFolder.open
+
+    def open_copy(*args: Any, **options: Any) -> BinaryIO | None:
+        try:
+            return opened(*args, **options)
+        except CacheFullError:
+            full.set()
+            closed.wait(LIMIT_S)
+            raise
+
+    with crowded() as reader, crowded() as other:
+        assert other.shards[0].path is not None
+        monkeypatch.setattr(CacheFolder, "open", open_copy)
+        reader.shards.open_soon([1])
+        assert full.wait(LIMIT_S)
+        reader.close()
+        closed.set()
+    for thread in threading.enumerate():
+        if thread.name == "wds-open":
+            thread.join(LIMIT_S)
+    assert reader.shards.counters.figures()["cache_misses"] == 0
 
 
 def test_a_server_that_never_answers_holds_up_only_its_own_samples(
@@ -624,3 +723,27 @@ def test_a_join_does_not_read_ahead_past_samples_without_a_counterpart(
         items: list[Any] = list(islice(reader.stream(chunks()), len(wanted)))
     assert [item.get("json") for item in items] == [None if number else b"[0, 7]" for number in wanted]
     assert asked <= len(wanted) + 4
+
+
+def test_shards_of_the_next_epoch_make_space_also_for_those_of_other_datasets(nginx: Nginx, tmp_path: Path) -> None:
+    """A cache may hold the copies of several joined datasets."""
+    folder = nginx.files / tmp_path.name
+    folder.mkdir()
+    lengths, keys, urls = (10_000, 50_000, 100_000), "aba", urls_of(nginx.http, folder.name)
+    for number, (key, length) in enumerate(zip(keys, lengths, strict=True)):
+        build_shard(folder / f"{number}.tar", [{"__key__": key, f"{number // 2}.bin": bytes(length)}])
+    build_indexes([str(folder / f"{number}.tar") for number in range(3)])
+    size = sum((folder / f"{number}.tar").stat().st_size for number in (0, 2))
+    access = AccessOptions(index_dir=folder, cache_dir=tmp_path / "copies", cache_bytes=size)
+    joined = IndexedShards({"": [(urls[2], 1)]}, access=access)
+    samples = IndexedShards({"": [(url, 1) for url in urls[:2]]}, join=[(joined, "keep")], access=access)
+    first, second = ((np.array([shard]), np.array([0])) for shard in (0, 1))
+    with DatasetReader(samples) as reader, DatasetReader(samples) as following:
+        reader.open_next(following, first, Passes())
+        (item,) = following.stream([first])
+        assert isinstance(item, dict)
+        assert {"0.bin", "1.bin"} <= item.keys()
+        (item,) = reader.stream([second])
+        assert isinstance(item, dict)
+        assert "__local_path__" in item
+        assert following.is_closed

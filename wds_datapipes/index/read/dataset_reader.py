@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
@@ -44,7 +45,7 @@ class DatasetReader:
             )
             for each in self._datasets()
         ]
-        self._first = self._readers[0].shards
+        self._first, self._lock = self._readers[0].shards, threading.RLock()
 
     def __enter__(self) -> Self:
         return self
@@ -54,8 +55,9 @@ class DatasetReader:
 
     def close(self) -> None:
         """Close all shards and abort the requests that read ahead."""
-        for reader in reversed(self._readers):
-            reader.close()
+        with self._lock:  # threads that read several datasets may all wait for it
+            for reader in reversed(self._readers):
+                reader.close()
 
     @property
     def is_closed(self) -> bool:
@@ -87,7 +89,7 @@ class DatasetReader:
         ):
             shards, cache = [*dict.fromkeys(found[found >= 0].tolist())][: each.most_open], reader.shards.cache
             passes.expect([] if cache is None else map(cache.entry, [each.urls[shard] for shard in shards]))
-            reader.shards.open_next(other.shards, shards)
+            reader.shards.open_next(other.shards, shards, following.close)
 
     def stream(self, chunks: Iterable[Chunk]) -> Iterator[Item]:
         """Yield samples with the fields of all joined datasets, with an error in place of each unreadable one.

@@ -65,8 +65,9 @@ class OpenShards:
             None if access.cache_dir is None else CacheFolder(access.cache_dir, access.cache_bytes, priority=priority)
         )
         self._is_ahead = False
-        self._next: OpenShards | None = None
-        self._next_lock = threading.Lock()
+        self._close_next: Callable[[], object] | None = None
+        #: Held until the shards of the next epoch are closed, so that all threads wait for it.
+        self._next_lock = threading.RLock()  # garbage collection may close these shards in a thread that holds it
         self.is_closed = False
         self._threads = DaemonThreads(OPENED_AT_ONCE, "wds-open")
         #: What reads ranges ahead.
@@ -105,15 +106,20 @@ class OpenShards:
             return done
         return self._threads.submit(function)
 
-    def open_next(self, following: OpenShards, shards: Iterable[int]) -> None:
+    def open_next(self, following: OpenShards, shards: Iterable[int], close_all: Callable[[], object]) -> None:
         """Let the open shards of the next epoch begin to open some shards and to download their copies.
 
-        A shard that cannot be opened now is opened when it is due. If this epoch needs the space of the copies, it
-        closes those of the next one.
+        A shard that cannot be opened now is opened when it is due.
+
+        Args:
+            following: the open shards of the next epoch.
+            shards: the shards.
+            close_all: closes all shards of the next epoch, also those of joined datasets; called if this epoch needs
+                the space of their copies.
         """
         following._is_ahead = True
         with self._next_lock:
-            self._next = following
+            self._close_next = close_all
             following.open_soon(shards)
 
     def begin(self, counters: Counters) -> None:
@@ -128,7 +134,9 @@ class OpenShards:
 
     def close(self) -> None:
         """Close all shards and abort the requests that read ahead."""
-        self.is_closed, self._next = True, None
+        self.is_closed = True
+        with self._next_lock:  # from now on, no thread closes the shards of the next epoch
+            self._close_next = None
         pools = [self._threads] if self.request_threads is None else [self._threads, self.request_threads]
         for pool in pools:
             pool.stop()
@@ -164,9 +172,11 @@ class OpenShards:
             if is_ahead:
                 raise CacheError(f"The cache has no space for {request.name} yet") from None
             with self._next_lock:
-                following = self._next
-            if following is not None and not is_last:
-                following.close()
+                if (close_next := self._close_next) is not None:
+                    close_next()
+            if self.is_closed:
+                raise
+            if close_next is not None and not is_last:
                 return self._open_copy(cache, url, facts, is_last=True)
             cache.warn_uncached(request, error)
         except UncachedError as error:
