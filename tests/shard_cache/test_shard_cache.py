@@ -591,6 +591,30 @@ def test_old_stray_files_are_removed_and_copies_of_any_name_stay(tmp_path: Path)
     assert sum(entry.path.exists() for entry in copies) == 3
 
 
+def test_stray_facts_are_not_removed_while_those_of_a_new_copy_are_written(
+    folder: CacheFolder, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the shard would be downloaded again, with a warning."""
+    store.shards["a.tar"] = b"content"
+    facts, unlink = folder.entry("store:a.tar").facts_path, Path.unlink
+    facts.parent.mkdir()
+    facts.touch()
+    os.utime(facts, (1, 1))
+    thread = threading.Thread(target=read, args=(folder, "store:a.tar"), kwargs={"size": 7})
+
+    def observed(path: Path, *args: Any, **options: Any) -> None:
+        if path == facts and thread.ident is None:
+            thread.start()
+            thread.join(0.5)  # it waits
+        unlink(path, *args, **options)
+
+    monkeypatch.setattr(Path, "unlink", observed)
+    assert reserve_space(folder.path, None, 0, 100)
+    thread.join()
+    assert read(folder, "store:a.tar", size=7) == b"content"
+    assert store.opened == ["a.tar"]
+
+
 PRESIGNED = {
     "S3": "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=k{n}%2Fs3&X-Amz-Date=2026{n}&X-Amz-Expires={n}&"
     "X-Amz-Security-Token=t{n}&X-Amz-SignedHeaders=host&X-Amz-Signature={n}",

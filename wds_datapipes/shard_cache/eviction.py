@@ -220,10 +220,10 @@ def _remove_abandoned(folder: Path, own: Path | None) -> None:
             continue
         is_of_download = path.suffix in (PART, LOCK) and FACTS not in path.suffixes
         is_stray = path.suffix == PART or name[:DIGITS] not in copies
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError), lock_file(folder / f"{name[:DIGITS]}{LOCK}", wait=False) as descriptor:
+            if descriptor is None:  # a process is about to use it
+                continue
             if is_of_download:
-                with lock_file(path.with_suffix(LOCK), wait=False) as descriptor:
-                    if descriptor is not None:
-                        path.with_suffix(PART).unlink(missing_ok=True)
-            elif is_a_copy or (is_stray and abs(time.time() - path.stat().st_mtime) > STRAY_S):
+                path.with_suffix(PART).unlink(missing_ok=True)
+            elif not path.exists() if is_a_copy else is_stray and abs(time.time() - path.stat().st_mtime) > STRAY_S:
                 path.unlink()
