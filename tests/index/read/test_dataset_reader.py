@@ -621,6 +621,14 @@ def test_a_shard_for_which_there_is_no_space_when_its_reader_is_closed_is_no_rea
     assert reader.shards.counters.figures()["cache_misses"] == 0
 
 
+def test_a_shard_that_is_still_needed_is_not_closed_for_another(nginx: Nginx, shards: tuple[str, Path]) -> None:
+    """Otherwise its copy could be evicted for that of the other one, and be downloaded again."""
+    with reader_of(urls_of(nginx.http), AccessOptions(index_dir=shards[1], open_shards=2)) as reader:
+        first, _ = reader.shards[0], reader.shards[1]
+        reader.shards.open_soon([0, 2])
+        assert reader.shards[0] is first
+
+
 def test_a_server_that_never_answers_holds_up_only_its_own_samples(
     proxy: FaultProxy, shards: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,8 +88,12 @@ class OpenShards:
 
     def open_soon(self, shards: Iterable[int]) -> None:
         """Begin to open shards and read their indexes; close the least recently used shards."""
-        for shard in shards:
-            if shard >= 0 and shard not in self._opened:
+        wanted = [shard for shard in shards if shard >= 0]
+        for shard in wanted:
+            if shard in self._opened:
+                self._opened.use(shard)  # first, so that none of them is closed for another
+        for shard in wanted:
+            if shard not in self._opened:
                 self._opened.make_space()  # before another one is opened
                 self._opened.add(shard, self.start(partial(self._open, shard)))
 
