@@ -47,6 +47,13 @@ hypothesis.settings.load_profile("tests")
 # waits so long for each worker, in whichever test runs then, and ends it; by default, 5 s.
 torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 1.0
 
+# With each seed, torch keeps those of devices until they are first used, with the text of three stacks. For kinds of
+# devices that this machine lacks, that only takes time, up to a third of that of a worker.
+devices: Any
+for devices in (torch.cuda, torch.xpu, torch.mtia):
+    if not devices.device_count():
+        devices.manual_seed_all = lambda seed: None
+
 
 #: Modules that need DALI, or a torchdata that lacks DataLoader2. The sessions `peers` of nox run their examples.
 collect_ignore = [
