@@ -80,8 +80,8 @@ class CacheFolder:
             self._warned = True
             warn_user(
                 f"The cache {self.path} has no space for {request.name}: it is limited to {self.max_bytes} bytes, and "
-                "copies in use cannot be evicted. Shards that do not fit are read from their source. Pass a larger "
-                "max_bytes"
+                "copies in use cannot be evicted. Shards that do not fit are read from their source. Raise the "
+                "limit: max_bytes, or cache_bytes of AccessOptions"
             )
 
     def open(
