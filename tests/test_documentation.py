@@ -59,6 +59,16 @@ def test_a_page_names_the_program_that_writes_its_shards(page: Path) -> None:
         assert f"{EXAMPLE}#example-shards" in text.partition("data/train-")[0]
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_the_programs_of_a_page_import_torchdata_after_the_package(page: Path) -> None:
+    """Otherwise, readers see a banner of torchdata, which the page does not show."""
+    blocks = blocks_of(page.read_text(encoding="utf-8"))
+    files = [block.text for block in blocks if block.kind == "{code-block} python"]
+    for program in ["".join(block.text for block in blocks if block.kind == "python"), *files]:
+        first = re.search(r"^ *(?:from|import) (torchdata|wds_datapipes)\b", program, re.MULTILINE)
+        assert first is None or first[1] == "wds_datapipes"
+
+
 def test_the_sessions_of_peers_run_existing_pages() -> None:
     assert sum(map(of_peers, SCRIPTS)) == sum(map(len, PAGES_OF_PEERS.values()))
 
