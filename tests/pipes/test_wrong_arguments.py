@@ -186,7 +186,8 @@ def test_wrong_arguments(stage: str, arguments: tuple[Any, ...], options: dict[s
             r"001\.tar' would be",
         ),
         ("convert_shards", (dict, ["pipe:cat a/0.tar"], "out/"), {}, ValueError, "no file name to use for its output"),
-        ("convert_shards", (dict, ["a/0.tar"], "out.tar"), {}, ValueError, "must have exactly one placeholder"),
+        ("convert_shards", (dict, ["a/0.tar"], "out.tar"), {}, ValueError, r"'out\.tar' is a single name"),
+        ("convert_shards", (dict, ["a/0.tar"], "%d-%d.tar"), {}, ValueError, "must have exactly one placeholder"),
         ("convert_shards", (dict, ["a/0.tar"], "memory://out/"), {}, ValueError, "a journal must be a local file"),
     ],
 )

@@ -167,13 +167,20 @@ def find_compression(compress: Compress, url: str) -> Compression | None:
         url: the name of the shard; ignored for a command or standard output.
 
     Raises:
-        ValueError: ``compress`` is not a known compression, or the name has the suffix of another format or braces.
+        ValueError: ``compress`` is not a known compression, or the name is that of another format, of several shards
+            or of a folder.
     """
     name = "" if split_scheme(url)[0] in ("pipe", "-") else url.lower()
-    if BRACES.search(name):
+    several = "braces name" if BRACES.search(name) else "* names" if "*" in name else ""
+    if several:
         raise ValueError(
-            f"{redact(url)!r} is the name of a shard to write, and its braces name several shards to read. Use a "
+            f"{redact(url)!r} is the name of a shard to write, and its {several} several shards to read. Use a "
             "placeholder for the number, as in train-%06d.tar"
+        )
+    if name.endswith("/"):
+        raise ValueError(
+            f"{redact(url)!r} is a folder, by the slash at its end. Name shards in it, as in "
+            f"{redact(url)}train-%06d.tar"
         )
     plain = name
     for each in COMPRESSIONS:

@@ -222,6 +222,11 @@ def make_output_names(urls: Sequence[str], output: str | os.PathLike[str]) -> tu
     elif NAME in pattern:
         names = [pattern.replace(NAME, strip_shard_suffix(_base_name(url))) for url in urls]
     else:
+        if "%" not in pattern:
+            raise ValueError(
+                f"Each shard has an output of its own, and {redact(pattern)!r} is a single name. Name a folder with a "
+                f"slash at its end, as in {redact(pattern)}/, or number the outputs, as in out/train-%06d.tar"
+            )
         check_pattern(pattern, maxcount=1, maxsize=1)
         names = [pattern % number for number in range(len(urls))]
     if len(set(names)) < len(names):
