@@ -198,6 +198,17 @@ def test_a_changed_byte_in_a_header_is_an_error_or_changes_nothing(kind: str) ->
             r"shorter than one tar header: 16 bytes\. It is a page of .*\. It is not a tar archive",
         ),
         (b"<html>" * 100, CorruptShardError, r"x\.tar is not a tar archive.*begins with b'<html><html>.*error page"),
+        (b"\xff\xd8\xff" * 200, CorruptShardError, r"\. It is a JPEG image$"),
+        (
+            b'{"a": 1}\n' * 9,
+            TruncatedShardError,
+            r"81 bytes\. It is JSON, .* fetch it again; JSON lines, .*_records\(\)$",
+        ),
+        (
+            b'{"a": 1}\n' * 90,
+            CorruptShardError,
+            r"\. It is JSON, .*; JSON lines, .* are read with load_wds_records\(\)$",
+        ),
         (bytes(512), TruncatedShardError, r"ends inside its end marker: one block of zeros at byte 0, not two"),
         (ARCHIVES["ustar"] + b"x", CorruptShardError, r"data at byte 7168, after the end marker at byte 6144"),
         (ARCHIVES["ustar"] + bytes(10_000) + b"x", CorruptShardError, r"after the end marker at byte 6144"),

@@ -194,6 +194,7 @@ class HeaderReader:
             kind = f" {describe_kind(block)}." if describe_kind(block) else ""
             raise TruncatedShardError(
                 f"{self._archive} {what}: {len(block)} bytes.{kind} It is not a tar archive; write or fetch it again"
+                f"{_advise_records(block)}"
             )
         if block or inside:
             raise self._truncated()
@@ -257,8 +258,7 @@ class HeaderReader:
                 kind = describe_kind(block) or "Inspect the file; error pages of web servers are a common cause"
                 raise CorruptShardError(
                     f"{self._archive} is not a tar archive, plain or compressed with gzip, bzip2, xz or zstd: it "
-                    f"begins with {block[:24]!r}. {kind}; JSON lines, msgpack and CBOR records are read with "
-                    "load_wds_records()"
+                    f"begins with {block[:24]!r}. {kind}{_advise_records(block)}"
                 )
             raise self._corrupt(
                 f"has a damaged header at byte {position}: its checksum field is {raw_checksum!r}, and its bytes "
@@ -319,6 +319,13 @@ def text(raw: bytes) -> str:
         return raw.partition(b"\0")[0].decode()
     except UnicodeDecodeError:
         return raw.partition(b"\0")[0].decode("utf-8", "surrogateescape")
+
+
+def _advise_records(block: bytes) -> str:
+    """Return the end of a message about a file that is no archive; "" if it cannot have records either."""
+    if not block or describe_kind(block, may_be_text=True):
+        return ""
+    return "; JSON lines, msgpack and CBOR records are read with load_wds_records()"
 
 
 def _number(raw: bytes) -> int:
