@@ -37,7 +37,6 @@ from wds_datapipes.hints import ARGUMENTS, END_MARKER, IGNORE_ZEROS, LIMITS, Hin
 from wds_datapipes.index import AccessOptions, IndexOptions, build_index, build_indexes, read_table, write_dali_index
 from wds_datapipes.loading.transport.serialization import SendableError
 from wds_datapipes.signatures import phrase_for
-from wds_datapipes.tools.prepare.sources.image_folder import find_images
 
 PACKAGE = Path(wds_datapipes.__file__).parent
 #: Advice to pass an argument.
@@ -96,7 +95,6 @@ CALLED: dict[str, dict[str, str]] = {
     "pipes/shards/cache_wds_shards.py": {"max_bytes": "cache_wds_shards"},
     "pipes/shards/listing.py": {"buffer_size": ""},  # of torch's stage
     "tools/plan/training_run.py": {"cache_bytes": "AccessOptions"},
-    "tools/prepare/sources/image_folder.py": {"has_classes": "find_images", "endings": "find_images"},
     "index/order/rows/row_columns.py": {"select": "IndexedSamples"},
     "tools/plan/planned_rows.py": {"balance": "Pack"},
     "samples/batching.py": {"crop": "ImageDecoder"},
@@ -112,8 +110,6 @@ CALLED: dict[str, dict[str, str]] = {
 
 def find_called(name: str) -> Callable[..., Any]:
     """Return a function, a class or a stage."""
-    if name == "find_images":
-        return find_images
     for module in (wds_datapipes, indexes):
         if name in module.__all__:
             return getattr(module, name)  # type: ignore[no-any-return]
@@ -145,7 +141,7 @@ def test_the_table_has_every_argument_that_a_hint_names() -> None:
 @pytest.mark.parametrize("argument", ARGUMENTS)
 def test_the_page_of_an_argument_explains_it(argument: str) -> None:
     page = (PACKAGE.parent / ARGUMENTS[argument].page).read_text(encoding="utf-8")
-    assert argument in page or f"--{argument}".replace("_", "-") in page
+    assert argument in page or (ARGUMENTS[argument].option or f"--{argument}".replace("_", "-")) in page
 
 
 def damaged() -> CorruptShardError:

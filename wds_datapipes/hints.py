@@ -43,7 +43,9 @@ WRITING, CONVERTING = "write it with ShardWriter", "convert it with convert_shar
 ARGUMENTS = {
     "allow_pickle": Argument("read it with .wds_decode", "docs/explanation/security.md"),
     "columns": Argument(INDEXING, "docs/how-to/choose-and-mix-samples.md"),
+    "endings": Argument("find files with find_images", "docs/how-to/create-a-dataset.md", option="--ending"),
     "end_marker": Argument(READING, "docs/explanation/shard-format.md"),
+    "has_classes": Argument("find files with find_images", "docs/how-to/create-a-dataset.md", option="--no-classes"),
     "if_changed": Argument(CONVERTING, "docs/how-to/convert-shards.md"),
     "ignore_zeros": Argument(READING, "docs/explanation/shard-format.md"),
     "index_dir": Argument(INDEXING, "docs/how-to/build-indexes.md"),
@@ -97,9 +99,10 @@ class Hint:
         """
         known = ARGUMENTS[self.argument]
         option, value = known.option or f"--{self.argument}".replace("_", "-"), self.value.strip('"')
-        if option not in options or value in ("None", "False"):
+        is_switch = value == "True" or (value == "False" and option.startswith("--no-"))
+        if option not in options or (value in ("None", "False") and not is_switch):
             return f"in Python, {self}"
-        if value == "True":
+        if is_switch:
             return f"use {option}"
         if known.kind:
             return f"use {option} {value}=..."
@@ -172,6 +175,7 @@ INDEX_DIR = Hint("index_dir")
 REBUILD = Hint("rebuild", "True")
 COLUMNS = Hint("columns")
 REMOVE_OLD, OLD_SHARDS = Hint("remove_old", "True", "job=JobOptions"), Hint("old_shards", '"remove"')
+ENDINGS, NO_CLASSES = Hint("endings"), Hint("has_classes", "False")
 JOURNAL, RESUME = Hint("journal", '"shards.journal"', "job=JobOptions"), Hint("resume", '"shards.journal"')
 REKEY = Hint("rekey", '"{number:08d}"')
 REDO, KEEP = Hint("if_changed", '"redo"'), Hint("if_changed", '"keep"')

@@ -10,7 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from wds_datapipes.errors import SampleSourceError
+from wds_datapipes.errors import EmptySourceError, SampleSourceError
+from wds_datapipes.hints import ENDINGS, NO_CLASSES
 from wds_datapipes.on_error.policy import raise_error
 from wds_datapipes.samples.keys import KeyRule
 from wds_datapipes.tools.prepare.sample_spec import FilePart, Part, SampleSpec, make_spec
@@ -68,7 +69,18 @@ class ImageFiles:
         return len(self.files)
 
     def __iter__(self) -> Iterator[SampleSpec | Exception]:
-        """Yield the spec of each sample."""
+        """Yield the spec of each sample.
+
+        Raises:
+            EmptySourceError: there are none.
+        """
+        if not self.files:
+            others = "".join(f", {ending} {count:,}" for ending, count in sorted(self.left_out.items()))
+            raise EmptySourceError(
+                f"The folder {self.root!r} has no image{f' (others: {others[2:]})' if others else ''}. For files with "
+                "other extensions, ",
+                ENDINGS,
+            )
         for (stem, endings), label in zip(self.files, self._labels, strict=True):
             paths = [os.path.join(self.root, f"{stem}.{ending}") for ending in endings]  # noqa: PTH118  faster than Path
             fields: list[tuple[str, Part]] = [
@@ -122,7 +134,8 @@ def find_images(
     for stem, some in select("", files) if has_classes else ():
         raise SampleSourceError(
             f"The image {f'{top}/{stem}.{some[0]}'!r} is not in the folder of a class. Move it to one, or, if the "
-            f"folders are not classes, set has_classes=False, or use --no-classes"
+            "folders are not classes, ",
+            NO_CLASSES,
         )
     for name in folders if has_classes else [""]:
         before = len(found)
@@ -133,7 +146,8 @@ def find_images(
             on_fault(
                 SampleSourceError(
                     f"The folder {f'{top}/{name}'!r} of the class {name!r} has no image ({', '.join(sorted(wanted))}). "
-                    f"Remove it, or name the extensions of its files with endings=, or --ending"
+                    "Remove it, or, for files with other extensions, ",
+                    ENDINGS,
                 )
             )
     return found
