@@ -155,6 +155,8 @@ def test_all_kinds_of_shards_are_found_in_a_directory(tmp_path: Path) -> None:
     [
         (["a.tar", "no*.tar"], r"No file matches 'no\*.tar' \(from /"),
         ("s*", r"No file matches 's\*'"),
+        ("none/no*.tar", r"No file matches .*: the directory 'none' cannot be listed: No such file or directory$"),
+        (f"{'x' * 300}*.tar", r"No file matches 'x+\*\.tar'"),
         ("empty/", r"The directory 'empty/' \(from .* has no file that ends in .tar, .*, .txz or .tzst"),
         ("missing/", r"The directory 'missing/' .*cannot be listed: No such file or directory"),
     ],

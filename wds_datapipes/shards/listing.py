@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -42,13 +43,20 @@ def list_urls(url: str, storage_options: Mapping[str, Any]) -> list[str]:
 
 def local_glob(path: str) -> list[str]:
     """Return the files that match a path, or the file with exactly this name."""
-    if GLOB_MARKS.isdisjoint(path) or Path(path).is_file():
+    if GLOB_MARKS.isdisjoint(path) or os.path.isfile(path):  # noqa: PTH113  Path.is_file raises some errors
         return [path]
     names = glob.glob(path, recursive=True)  # noqa: PTH207  Path.glob takes no absolute pattern
     # Only files without a shard suffix are checked, because stat calls are slow on shared disks.
     found = sorted(name for name in names if name.endswith(SHARD_SUFFIXES) or not Path(name).is_dir())
     if not found:
-        raise SpecError(f"No file matches {path!r}{relative_to(path)}")
+        folder = re.split(r"[*?[]", path, maxsplit=1)[0].rpartition("/")[0]
+        reason = ""
+        if folder:
+            try:
+                os.scandir(folder).close()
+            except OSError as error:
+                reason = f": the directory {folder!r} cannot be listed: {error.strerror}"
+        raise SpecError(f"No file matches {path!r}{relative_to(path)}{reason}")
     return found
 
 
