@@ -108,6 +108,10 @@ def load_function(reference: str, option: str = "--function") -> Callable[..., A
     module, _, path = reference.partition(":")
     if not path:
         raise WrongUse(f"{option} must be MODULE:FUNCTION, as in convert:smaller, not {reference!r}")
+    if module.endswith(".py") and Path(module).is_file():
+        raise WrongUse(
+            f"{option} names a module, not a file. In the folder of {module!r}, write {Path(module).stem}:{path}"
+        )
     if (folder := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, folder)  # as python -m does
     try:
