@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
-from collections.abc import Iterator, Mapping
+import pickle
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
 import torch
+from loader_kinds import Tracked, items_of
 from pipeline_table import EXACT, all_keys, key_of, shards_of
-from torch.utils.data import IterDataPipe
+from torch.utils.data import DataLoader, IterDataPipe
 from torchdata.dataloader2 import DataLoader2
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -109,3 +112,15 @@ def test_a_state_unused_by_any_stage_is_discarded_with_its_epoch() -> None:
     other.reading_service.load_state_dict(state)
     with other:
         assert [list(other), list(other)] == [[], whole]
+
+
+def pickled(data: Any) -> Any:
+    return pickle.loads(pickle.dumps(data))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
+def test_the_workers_of_a_copy_begin_one_epoch_after_another(copied: Callable[[Any], Any]) -> None:
+    run = Tracked(pipeline, 2)
+    data = copied(StatefulShards(pipeline(), seed=run.data.seed))
+    loader = DataLoader(data, batch_size=None, num_workers=2)
+    assert [list(loader), list(loader)] == [items_of(run.epoch()), items_of(run.epoch())]

@@ -177,9 +177,16 @@ class SharedEpochs:
 
     def __init__(self) -> None:
         # A row for each worker, and one for the loop.
-        tensor = torch.zeros((MAX_WORKERS + 1, COLUMNS), dtype=torch.int64)
-        share: Callable[[], torch.Tensor] = tensor.share_memory_
-        self._shared = share()
+        self._shared = torch.zeros((MAX_WORKERS + 1, COLUMNS), dtype=torch.int64)
+        self._share()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._share()  # a copy has memory of its own, unless a process is started with it
+
+    def _share(self) -> None:
+        share: Callable[[], torch.Tensor] = self._shared.share_memory_
+        share()  # does nothing if it is shared
 
     def read(self, worker: int) -> WorkerRow:
         """Return the row of a worker."""
