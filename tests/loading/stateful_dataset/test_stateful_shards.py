@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from loader_kinds import Tracked, items_of
-from pipeline_table import EXACT, all_keys, key_of, shards_of
+from pipeline_table import EXACT, STREAMS, all_keys, key_of, shards_of
 from torch.utils.data import DataLoader, IterDataPipe
 from torchdata.dataloader2 import DataLoader2
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -124,3 +124,37 @@ def test_the_workers_of_a_copy_begin_one_epoch_after_another(copied: Callable[[A
     data = copied(StatefulShards(pipeline(), seed=run.data.seed))
     loader = DataLoader(data, batch_size=None, num_workers=2)
     assert [list(loader), list(loader)] == [items_of(run.epoch()), items_of(run.epoch())]
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_stream_that_was_read_before_begins_anew(name: str) -> None:
+    pipe = STREAMS[name]()
+    next(iter(pipe))
+    run, expected = Tracked(lambda: pipe, 0), Tracked(STREAMS[name], 0)
+    for _ in range(2):
+        assert items_of(run.epoch()) == items_of(expected.epoch())
+
+
+def test_a_position_that_another_loop_has_moved_is_refused() -> None:
+    pipe = pipeline()
+    data, other = StatefulShards(pipe), StatefulShards(pipe.map(str))
+    items = iter(data)
+    next(items)
+    data.state_dict()
+    list(other)
+    with pytest.raises(StateError, match="Build another pipeline for each dataset"):
+        data.state_dict()
+    assert sorted(data) == KEYS
+    state, following = data.state_dict(), list(other)
+    data.load_state_dict(state)  # between two epochs, there is no position to lose
+    assert sorted(data) == sorted(following)
+
+
+def test_a_stream_that_another_loop_has_continued_is_refused() -> None:
+    pipe = STREAMS["batches"]()
+    data = StatefulShards(pipe)
+    list(data)
+    next(iter(pipe))
+    for use in (data.state_dict, lambda: next(iter(data))):
+        with pytest.raises(StateError, match="Build another pipeline for each dataset"):
+            use()

@@ -17,7 +17,9 @@ from wds_datapipes.loading.snapshots import Snapshot, SnapshotWriter, state_in
 from wds_datapipes.loading.splitting import split_by_rank, split_by_worker
 from wds_datapipes.loading.state import LoaderState
 from wds_datapipes.loading.stateful_dataset.tracking import END, RecordedBatch, SharedEpochs, WorkerRow
+from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import PipelineGraph
+from wds_datapipes.pipes.inspection import iteration_of
 from wds_datapipes.pipes.instance import own_worker
 from wds_datapipes.pipes.state.pipeline_state import replay_reason, save_state
 from wds_datapipes.received_epochs import UNKNOWN, ReceivedEpochs
@@ -73,6 +75,7 @@ class Epochs:
         self.has_begun = False
         self._base = WorkerState()
         self._has_items = False
+        self._iterations = list[tuple[Any, int]]()  # of the stages with a state, since the first item
         self._records = False
         self._has_recorded_end = False
         self._has_begun_any = False  # any epoch, as a worker
@@ -92,7 +95,21 @@ class Epochs:
         is_uninterrupted = self.spans_epochs and self._base.stages is None
         if not self._has_items and not is_uninterrupted:
             return self._base
+        if self.spans_epochs or not self.is_over:
+            self._check_iterations()
         return WorkerState.of(save_state(self._graph))
+
+    def _check_iterations(self) -> None:
+        """Check that only this dataset has read the pipeline since its latest epoch began.
+
+        Raises:
+            StateError: another loop has read it, too, so its position is not that of this dataset.
+        """
+        if any(iteration_of(stage) != number for stage, number in self._iterations):
+            raise StateError(
+                "Something else has read the pipeline of this StatefulShards, or a part of it, in this process, so "
+                "the position of this dataset is lost. Build another pipeline for each dataset, and to look at samples"
+            )
 
     @property
     def _graph(self) -> PipelineGraph:
@@ -214,12 +231,20 @@ class Epochs:
         if is_worker:  # otherwise, the global generators belong to training
             seeds = seeds.spawn(self.number)
         state = None if self._base.stages is None else self._base
+        if self._run is None:  # the pipeline may have been read before
+            for stage in self.state.graph.stages:
+                if declared(stage).spans_epochs:
+                    stage.load_state_dict({"stream": None})
+        elif state is None and self.spans_epochs:
+            self._check_iterations()
         start = EpochStart(seeds, state, self._replay_reason, owns_generators=is_worker, epoch=self.epoch)
         self._run = run = EpochRun(pipe, start)
         self._received, self.counts_batches = run.base if self.counts_batches else None, False
         try:
             for item in run.items:
-                self._has_items = True
+                if not self._has_items:
+                    self._has_items = True
+                    self._iterations = [(stage, iteration_of(stage)) for stage in run.graph.stateful_stages()]
                 yield item
         except (Exception, KeyboardInterrupt):
             self.is_broken = not is_worker and (self._has_items or self.spans_epochs) and self._run is run
