@@ -91,6 +91,7 @@ def test_wrong_use_is_an_error_that_says_what_is_wrong(program: Any) -> None:
         ("run.pt", "built_for_steps:build", "--step", "3:1"): "--step must be a number from 0, or FIRST:END",
         ("run.pt", "built_for_steps:build"): "Use either --step or --provenance",
         ("run.pt", "built_for_steps", "--step", "3"): "PIPELINE must be MODULE:FUNCTION",
+        ("run.pt", "builtins:len", "--step", "3"): "PIPELINE must be a function without arguments, but 'builtins:len'",
         ("run.pt", "built_for_steps:build", "--step", "3", "--no-keys", "--find", "a"): "--find needs the keys",
     }.items():
         run = program("steps", *arguments)

@@ -15,7 +15,7 @@ from wds_datapipes.errors import plural
 from wds_datapipes.io.sidecars import write_sidecar
 from wds_datapipes.loading.checkpoint.format import STATE
 from wds_datapipes.tools.cli.errors import FAULT_FOUND, WrongUse, printable
-from wds_datapipes.tools.cli.options.values import FileOrUrl, load_function, metavar, wrong_use
+from wds_datapipes.tools.cli.options.values import FileOrUrl, load_builder, load_function, metavar, wrong_use
 from wds_datapipes.tools.cli.printing import print_error, print_json, print_table
 from wds_datapipes.tools.cli.show import sheet_as_html
 from wds_datapipes.tools.runs.provenance import as_markdown
@@ -65,13 +65,13 @@ def steps(
         raise WrongUse("Use either --step or --provenance")
     if provenance:
         with wrong_use():
-            facts = provenance_of(load_function(pipeline, "PIPELINE")(), read_state(checkpoint))
+            facts = provenance_of(load_builder(pipeline, "PIPELINE")(), read_state(checkpoint))
         print_json(facts) if json else sys.stdout.write(f"{as_markdown(facts)}\n")
         return
     numbers = parse_steps(step or "")
     if no_keys and find:
         raise WrongUse("--find needs the keys that --no-keys leaves out")
-    build, receive = load_function(pipeline, "PIPELINE"), load_function(replay or "builtins:print", "--replay")
+    build, receive = load_builder(pipeline, "PIPELINE"), load_function(replay or "builtins:print", "--replay")
     with wrong_use():
         run = RunSteps(build(), read_state(checkpoint))
     wanted = {*find} if find else None

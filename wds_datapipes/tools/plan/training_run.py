@@ -286,8 +286,10 @@ class _Planner:
             yield f"{shape.ranks} ranks do not divide {shape.lanes} lanes, so some ranks read the same shards"
         if plan.opens_per_sample > MAX_OPENS:
             window = 'order="window", ' if shape.order == "global" else ""
+            rate = f"{1 / plan.opens_per_sample:.3g}"
+            samples = "sample" if rate == "1" else f"{rate} samples"
             yield (
-                f"a worker opens a shard for every {1 / plan.opens_per_sample:.3g} samples: choose {window}more lanes, "
+                f"a worker opens a shard for every {samples}: choose {window}more lanes, "
                 "a smaller window_shards, or a larger open_shards"
             )
         if plan.hit_rates and shape.epochs > 1 and min(plan.hit_rates[1:]) < 1 - MAX_OPENS:

@@ -128,6 +128,24 @@ def load_function(reference: str, option: str = "--function") -> Callable[..., A
     return function
 
 
+def load_builder(reference: str, option: str) -> Callable[[], Any]:
+    """Import a function that is called without arguments, such as one that builds a pipeline.
+
+    Raises:
+        WrongUse: the module or function does not exist, or the function takes arguments.
+    """
+    build = load_function(reference, option)
+    try:
+        inspect.signature(build).bind()
+    except TypeError as error:
+        raise WrongUse(
+            f"{option} must be a function without arguments, but {reference!r} takes some: {error}"
+        ) from None
+    except ValueError:  # the signature of a function in C may be unknown
+        pass
+    return build
+
+
 def parse_decoders(words: list[str] | None) -> list[str] | None:
     """Parse --decode into the names of decoders; an empty list means the basic decoders alone.
 
