@@ -13,7 +13,7 @@ from wds_datapipes.system import processor_count
 from wds_datapipes.tools.bench.measure import BenchmarkOptions, ShardBenchmark, measure_shards
 from wds_datapipes.tools.cli.errors import FAULT_FOUND, WrongUse, printable
 from wds_datapipes.tools.cli.options.read import READ, ReadArguments, Shards
-from wds_datapipes.tools.cli.options.values import Positive, load_builder, metavar
+from wds_datapipes.tools.cli.options.values import Positive, load_function, metavar
 from wds_datapipes.tools.cli.printing import print_error, print_json, print_table
 
 
@@ -61,7 +61,7 @@ def bench(
         seconds=seconds,
         reading=reading,
         key_rule=options.rule,
-        pipeline=None if pipeline is None else load_builder(pipeline, "--pipeline"),
+        pipeline=None if pipeline is None else load_function(pipeline, "--pipeline"),
     )
     found = ShardBenchmark(len(urls))
     try:
