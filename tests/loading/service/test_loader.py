@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,6 +51,12 @@ SERVICES: dict[str, Callable[[], Any]] = {
 }
 every_service = pytest.mark.parametrize("new_service", SERVICES.values(), ids=SERVICES.keys())
 with_states = pytest.mark.parametrize("new_service", [*SERVICES.values()][:2], ids=[*SERVICES.keys()][:2])
+
+
+def refused_if_broken(item: Any) -> Any:
+    if Path("broken").exists():
+        raise ValueError(f"{item} is broken")
+    return item
 
 
 def loader_of(service: Any, seed: int = 3, pipe: IterDataPipe[Any] | None = None) -> Any:
@@ -232,3 +239,23 @@ def test_pausing_needs_workers_and_a_limit_does_not() -> None:
             loader._pause()
         with pytest.raises(RuntimeError, match="no worker processes to resume"):
             loader._resume()
+
+
+def test_a_stream_has_a_state_after_an_error_in_a_later_epoch() -> None:
+    """The error may come before the other worker has said where it continues."""
+
+    def stream() -> Any:
+        return pipeline().map(refused_if_broken).with_epoch(7)
+
+    with loader_of(ShardReadingService(2), pipe=stream()) as loader:
+        _, *later = [list(loader) for _ in range(3)]
+    with loader_of(ShardReadingService(2), pipe=stream()) as loader:
+        list(loader)
+        Path("broken").touch()
+        with pytest.raises(ValueError, match="is broken"):
+            next(iter(loader))
+        state = loader.state_dict()
+    Path("broken").unlink()
+    with loader_of(ShardReadingService(2), pipe=stream()) as loader:
+        loader.load_state_dict(state)
+        assert [list(loader), list(loader)] == later

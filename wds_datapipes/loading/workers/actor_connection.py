@@ -75,16 +75,10 @@ class ActorConnection(WorkerConnection):
         self._earlier = Work(), Counter[str](), Skipped()  # of the actors that have died
         self._skipped_before = self._skipped_again = Skipped()  # until this epoch, and until its last replay
 
-    def begin(self, epoch: int, payload: object, base: WorkerState | None = None) -> None:
+    def begin(self, epoch: int, payload: object, base: WorkerState | str | None = None) -> None:
         """Begin an epoch in the actor."""
-        left: WorkerState | str | None = base
-        if left is None and self.epoch and self._restarts:
-            try:
-                left = self.position.arrived().renewed()
-            except StateError as error:
-                left = str(error)
         self._check_connected()
-        self.expect(epoch, left)
+        self.expect(epoch, base)
         self._skipped_before = self._sums()[2]
         with self._lock:
             self._request = payload

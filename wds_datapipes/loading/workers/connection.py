@@ -66,13 +66,13 @@ class WorkerConnection(ABC):
         self._started = 0.0  # when the worker was started, unless before all waits
 
     @abstractmethod
-    def begin(self, epoch: int, payload: object, base: WorkerState | None = None) -> None:
+    def begin(self, epoch: int, payload: object, base: WorkerState | str | None = None) -> None:
         """Begin an epoch in the worker; messages in transit belong to the previous one.
 
         Args:
             epoch: its number.
             payload: the data that the worker needs to begin it.
-            base: the position at which its pipeline begins; None if it continues where its last epoch has ended.
+            base: the position at which its pipeline begins, by default that of an epoch, or why it is unknown.
 
         Raises:
             WorkerDiedError: as in `items`, if this must wait. So are other errors of the worker itself, but not those
@@ -117,14 +117,6 @@ class WorkerConnection(ABC):
             yield from self._reader.items(message)
         if message.header.size:
             self.split_lists = self._reader.body(message)
-
-    def await_state(self) -> None:
-        """Wait until the worker has reported the position at which its epoch begins, or has started without one.
-
-        Raises:
-            WorkerDiedError: as in `items`. So are other errors of the worker itself, but not those of its items.
-        """
-        self._await(lambda: self.position.has_snapshots or bool(self._backlog) or self._keep_next())
 
     def drain(self) -> None:
         """Handle the messages that have arrived, so that a worker that is blocked in a send continues.

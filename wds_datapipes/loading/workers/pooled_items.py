@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
+from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
 from wds_datapipes.loading.report import WorkerReport
 from wds_datapipes.loading.workers.connection import WorkerConnection
@@ -50,7 +51,6 @@ class PooledItems(LoopItems):
         super().__init__([connection.position for connection in pool.workers], continues=continues)
         self._dispatches_stream = dispatches_stream
         self._pool = pool  # in errors, torch prints attributes with the names of parameters
-        self._awaits_beginning = False
 
     def begin(
         self, seed_generator: Any, resumed: Checkpoint | None, iter_reset_fn: Callable[[Pipe], Pipe] | None, pipe: Pipe
@@ -59,8 +59,8 @@ class PooledItems(LoopItems):
         if self._dispatches_stream and self.epoch and not self.is_over:
             self._warn_of_lost_items(".sharding_round_robin_dispatch() has no position in the stream")
         bases = self.bases(resumed)
+        beginnings = self._beginnings() if bases is None else bases
         super().begin(seed_generator, resumed, iter_reset_fn, pipe)
-        self._awaits_beginning = self._continues and bases is None
         seed_stages(pipe, seed_generator, self.current)
         if (dispatcher := self._pool.dispatcher) is not None:
             for connection in (dispatcher, *self._pool.workers):
@@ -69,8 +69,20 @@ class PooledItems(LoopItems):
         for number, connection in enumerate(self._pool.workers):
             base = None if bases is None else bases[number]
             payload = seed_generator.spawn(number), iter_reset_fn, self.current, base if resumed is None else None
-            known = base is not None or self._continues
-            connection.begin(self.epoch, payload, base if known else WorkerState())
+            connection.begin(self.epoch, payload, beginnings[number])
+
+    def _beginnings(self) -> Sequence[WorkerState | str]:
+        """Return where each worker begins an epoch by itself, or the reason why this is unknown.
+
+        In a stream, this is where it has ended the previous one. An error may end the workers before they say so.
+        """
+        workers = len(self._pool.workers)
+        if not self._continues or not self.epoch:
+            return [WorkerState()] * workers
+        try:
+            return [state.renewed() for state in self.states()]
+        except StateError as error:
+            return [str(error)] * workers
 
     def __iter__(self) -> Iterator[Any]:
         """Yield one item from each worker in turn, skipping workers that are exhausted.
@@ -114,17 +126,6 @@ class PooledItems(LoopItems):
                         f"repeated or skipped. The list before the split must be the same in every worker: sort it, or "
                         f"draw it with a seed, instead of deriving it from a set, a time or a UUID"
                     )
-
-    def states(self) -> list[WorkerState]:
-        """Return the position from which each worker resumes after the items that the loop has received.
-
-        Raises:
-            StateError: the pipeline of a worker has no state.
-        """
-        if self._awaits_beginning:
-            for connection in self._pool.workers:
-                connection.await_state()
-        return super().states()
 
     def reports(self) -> list[WorkerReport]:
         """Return statistics of the workers so far."""

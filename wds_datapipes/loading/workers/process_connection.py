@@ -48,7 +48,7 @@ class ProcessConnection(WorkerConnection):
         self._pid = self._pid or process.pid or 0
         self._watched.append((connection, process))
 
-    def begin(self, epoch: int, payload: object, base: WorkerState | None = None) -> None:
+    def begin(self, epoch: int, payload: object, base: WorkerState | str | None = None) -> None:
         """Begin an epoch in the process.
 
         If the process has not received commands for a long time, this waits until there is room, and receives messages
