@@ -140,6 +140,11 @@ class LoopPosition:
         self._messages: deque[_Message] = deque()
         self._parts: dict[tuple[int, int], list[_Part]] = {}  # of each history, by process and number
 
+    @property
+    def has_snapshots(self) -> bool:
+        """Whether any snapshot has arrived."""
+        return bool(self._messages)
+
     def add(self, data: bytes, count: int) -> None:
         """Add the snapshots of the next items.
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from loader_kinds import InStateful, Tracked
+from loader_kinds import InStateful, Persistent, Service, Tracked, items_of
 from pipeline_table import Pipe, drawn, key_of, shards_of, split
 from torch.utils.data import DataLoader, get_worker_info
 
@@ -135,3 +135,20 @@ def test_a_stream_with_a_different_number_of_workers_is_refused(before: int, aft
     )
     with pytest.raises(StateError, match=f"but there are {after} now"):
         next(run.data.tracked(loader))
+
+
+@pytest.mark.parametrize("kind", [Service, Tracked, Persistent])
+def test_a_worker_that_has_delivered_nothing_begins_the_same_stream_again(kind: Any) -> None:
+    """With the seeds of another epoch, it would share another order of the shards than the other worker."""
+    with closing(kind(lambda: plain(8), 2)) as run:
+        whole = items_of(run.epoch())
+    with closing(kind(lambda: plain(8), 2)) as run:
+        items_of(run.epoch(), 1)
+        items = run.epoch()
+        following = items_of(items, 1)
+        state = run.state()
+        following += items_of(items)
+    assert following[1::2] == whole[1::2]
+    assert following[:-2:2] == whole[2::2]
+    with closing(kind(lambda: plain(8), 2, state)) as run:
+        assert items_of(run.epoch()) == following[1:]

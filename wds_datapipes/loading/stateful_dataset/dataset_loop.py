@@ -91,9 +91,16 @@ class DatasetLoop(Epochs):
         return [self._saved(rank, row, [self.part], is_over=self.is_over, is_drained=self.is_drained)]
 
     def _saved_by(self, tracked: TrackedEpoch, row: WorkerRow) -> Checkpoint:
-        parts = tracked.states()
+        parts = self._parts(tracked)
         rank = self.state.rank.on_worker(0, len(parts))
         return self._saved(rank, row, parts, tracked.received, is_over=tracked.is_over, next_worker=tracked.turn)
+
+    def _parts(self, tracked: TrackedEpoch) -> list[WorkerState]:
+        """Return the position of each worker; that of one whose stream has just begun has the seeds of its epoch."""
+        parts, row = tracked.states(), tracked.row
+        if not self.spans_epochs or row is None:
+            return parts
+        return [self.beginning(row.epoch, n) if part.stages is None else part for n, part in enumerate(parts)]
 
     def _saved(
         self,
@@ -184,7 +191,7 @@ class DatasetLoop(Epochs):
         elif self.spans_epochs:
             self.check_workers(row, workers, is_tracked=True)
         if not row.loaded and self.spans_epochs and last is not None:
-            found = last.states()
+            found = self._parts(last)
             self.before = self._saved(self.state.rank.on_worker(0, workers), last.row or row, found)
             parts = [part.renewed() for part in found]
         return TrackedEpoch(parts, turn, received, is_resumed=is_resumed)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
-from wds_datapipes.epoch import NO_EPOCH, seed_after
+from wds_datapipes.epoch import NO_EPOCH, Epoch, seed_after
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
 from wds_datapipes.loading.data_parallel_group import DataParallelGroup
@@ -21,7 +21,8 @@ from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import PipelineGraph
 from wds_datapipes.pipes.inspection import iteration_of
 from wds_datapipes.pipes.instance import own_worker
-from wds_datapipes.pipes.state.pipeline_state import replay_reason, save_state
+from wds_datapipes.pipes.state.pipeline_state import next_epoch_state, replay_reason, save_state
+from wds_datapipes.pipes.state.seeding import draw_global_seeds, seed_stages
 from wds_datapipes.received_epochs import UNKNOWN, ReceivedEpochs
 from wds_datapipes.seeds import SeedGenerator
 
@@ -92,7 +93,7 @@ class Epochs:
                 )
             return state_in(self._received)
         # A stream that continues has a position even before the first item of an epoch.
-        is_uninterrupted = self.spans_epochs and self._base.stages is None
+        is_uninterrupted = self.spans_epochs and self._base.stages is None and self._run is not None
         if not self._has_items and not is_uninterrupted:
             return self._base
         if self.spans_epochs or not self.is_over:
@@ -225,16 +226,11 @@ class Epochs:
             self._begin()
         self.part_of_rank()
         pipe = split_by_worker(self.state.graph, self.state.rank.on_worker(self.number, own_worker().workers))
-        seeds, is_worker = SeedGenerator(self.epoch.seed), get_worker_info() is not None
-        if self.state.rank.ranks > 1:
-            seeds.spawn(self.state.rank.rank, inplace=True)
-        if is_worker:  # otherwise, the global generators belong to training
-            seeds = seeds.spawn(self.number)
+        is_worker = get_worker_info() is not None  # otherwise, the global generators belong to training
+        seeds = self._seeds(self.epoch.seed, self.number if is_worker else None)
         state = None if self._base.stages is None else self._base
         if self._run is None:  # the pipeline may have been read before
-            for stage in self.state.graph.stages:
-                if declared(stage).spans_epochs:
-                    stage.load_state_dict({"stream": None})
+            self._restart_streams()
         elif state is None and self.spans_epochs:
             self._check_iterations()
         start = EpochStart(seeds, state, self._replay_reason, owns_generators=is_worker, epoch=self.epoch)
@@ -252,6 +248,26 @@ class Epochs:
         self.is_over = self.is_drained = True
         while self.spans_epochs and self._records and not self._has_recorded_end:  # until torch has batched END
             yield END
+
+    def _seeds(self, seed: int, worker: int | None) -> Any:
+        """Return the seed generator of a worker, or of this process, in the epoch with a seed."""
+        seeds = SeedGenerator(seed)
+        if self.state.rank.ranks > 1:
+            seeds.spawn(self.state.rank.rank, inplace=True)
+        return seeds if worker is None else seeds.spawn(worker)
+
+    def _restart_streams(self) -> None:
+        for stage in self.state.graph.stages:
+            if declared(stage).spans_epochs:
+                stage.load_state_dict({"stream": None})
+
+    def beginning(self, epoch: Epoch, worker: int) -> WorkerState:
+        """Return where a worker has begun its stream in an epoch; called in the main process, which reads nothing."""
+        seeds = self._seeds(epoch.seed, worker)
+        draw_global_seeds(seeds)
+        self._restart_streams()
+        seed_stages(self.state.graph, seeds, epoch)
+        return WorkerState.of(next_epoch_state(save_state(self.state.graph)))
 
     def part_of_rank(self) -> Any:
         """Return the pipeline after splitting it between the ranks."""

@@ -118,6 +118,15 @@ class WorkerConnection(ABC):
         if message.header.size:
             self.split_lists = self._reader.body(message)
 
+    def await_state(self) -> None:
+        """Wait until the worker has reported the position at which its epoch begins, unless the connection was closed.
+
+        Raises:
+            WorkerDiedError: as in `items`. So are other errors of the worker itself, but not those of its items.
+        """
+        if not self._closed:
+            self._await(lambda: self.position.has_snapshots or bool(self._backlog) or self._keep_next())
+
     def drain(self) -> None:
         """Handle the messages that have arrived, so that a worker that is blocked in a send continues.
 

@@ -51,6 +51,7 @@ class PooledItems(LoopItems):
         super().__init__([connection.position for connection in pool.workers], continues=continues)
         self._dispatches_stream = dispatches_stream
         self._pool = pool  # in errors, torch prints attributes with the names of parameters
+        self._awaits_beginning = False
 
     def begin(
         self, seed_generator: Any, resumed: Checkpoint | None, iter_reset_fn: Callable[[Pipe], Pipe] | None, pipe: Pipe
@@ -60,6 +61,7 @@ class PooledItems(LoopItems):
             self._warn_of_lost_items(".sharding_round_robin_dispatch() has no position in the stream")
         bases = self.bases(resumed)
         beginnings = self._beginnings() if bases is None else bases
+        self._awaits_beginning = self._continues and bases is None and not self.epoch
         super().begin(seed_generator, resumed, iter_reset_fn, pipe)
         seed_stages(pipe, seed_generator, self.current)
         if (dispatcher := self._pool.dispatcher) is not None:
@@ -80,7 +82,7 @@ class PooledItems(LoopItems):
         if not self._continues or not self.epoch:
             return [WorkerState()] * workers
         try:
-            return [state.renewed() for state in self.states()]
+            return [state.renewed() for state in super().states()]  # all of it has arrived
         except StateError as error:
             return [str(error)] * workers
 
@@ -126,6 +128,17 @@ class PooledItems(LoopItems):
                         f"repeated or skipped. The list before the split must be the same in every worker: sort it, or "
                         f"draw it with a seed, instead of deriving it from a set, a time or a UUID"
                     )
+
+    def states(self) -> list[WorkerState]:
+        """Return the position from which each worker resumes after the items that the loop has received.
+
+        Raises:
+            StateError: the pipeline of a worker has no state.
+        """
+        if self._awaits_beginning:
+            for connection in self._pool.workers:
+                connection.await_state()
+        return super().states()
 
     def reports(self) -> list[WorkerReport]:
         """Return statistics of the workers so far."""

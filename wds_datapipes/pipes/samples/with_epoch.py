@@ -13,7 +13,7 @@ from wds_datapipes.pipes.instance import instance_of
 from wds_datapipes.pipes.roles import Transform
 from wds_datapipes.pipes.sharding import has_no_shards, number_instances, refuse_remote, rotation_period
 from wds_datapipes.pipes.stage import SnapshotStage, position_reader_of
-from wds_datapipes.pipes.state.nested_sources import NestedPasses
+from wds_datapipes.pipes.state.nested_sources import NestedPasses, first_seeds
 from wds_datapipes.samples.epochs import Stream
 from wds_datapipes.shards.held_samples import NONE_AWAITED, Awaited
 from wds_datapipes.shards.position import SamplePosition
@@ -90,16 +90,23 @@ class EpochSetter(Transform, SnapshotStage[Any]):
         Raises:
             StateError: a stage before this one buffers samples but has no state.
         """
-        if self._loaded is not None:
+        if self._loaded is not None and self._loaded[0]["stream"] is not None:
             return {"yielded": self._loaded[0].get("yielded", 0), "stream": self._loaded[0]["stream"]}
         stream, passes = self._stream, self._passes
-        if not stream.is_begun:
-            return {"yielded": 0, "stream": None}
+        if self._loaded is not None or not stream.is_begun:
+            return {"yielded": 0, "stream": self._beginning()}
         position = {"pass": stream.passes, "state": None}
         if stream.is_open:
             position = passes.snapshot(self.source)
         lasting = {"seed": passes.seed, "first": passes.first, "is_open": stream.is_open, **position}
         return {"yielded": stream.given, "stream": lasting}
+
+    def _beginning(self) -> dict[str, Any] | None:
+        """Return the beginning of the stream, whose seeds are those of this epoch; None if no loader has set them."""
+        if self._seed is None:
+            return None
+        first = first_seeds(PipelineGraph(self.source))
+        return {"seed": self._seed, "first": first, "is_open": True, "pass": 0, "state": None}
 
     def load_state_dict(self, state: Mapping[str, Any], again: Awaited = NONE_AWAITED) -> None:
         """Load a state, from which the next iteration resumes.

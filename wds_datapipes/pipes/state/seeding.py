@@ -92,9 +92,14 @@ def seed_process(
     seed_stages(pipe, seed_generator, epoch)
 
 
+def draw_global_seeds(seed_generator: Any) -> list[int]:
+    """Return the seeds of the global generators of a worker, which it draws before those of its stages."""
+    return [seed_generator.generate_seed() for _ in range(3)]
+
+
 def _seed_global_generators(seed_generator: Any, mark: int | None) -> None:
     """Seed the generators of Python, torch and NumPy."""
-    seeds = [seed_generator.generate_seed() for _ in range(3)]
+    seeds = draw_global_seeds(seed_generator)
     if mark is not None:
         seeds = [derived_seed("resumed", own, mark) for own in seeds]
     random.seed(seeds[0])
