@@ -183,7 +183,7 @@ def test_neighbouring_samples_are_requested_at_once_and_several_requests_wait_fo
 ) -> None:
     samples = dataset(proxy.port, shards)
     proxy.asked.clear()
-    proxy.awaited = 3  # the first of each shard
+    proxy.awaited = FIRST_THREADS  # no other is sent before the first answer
     proxy.met.clear()
     found = [fields_of(sample) for sample in samples]
     assert found == [sample for shard in SAMPLES for sample in shard]
@@ -191,6 +191,7 @@ def test_neighbouring_samples_are_requested_at_once_and_several_requests_wait_fo
     # Each shard ends with a shorter request; none is sent to open it.
     assert len(proxy.asked) <= size // (512 << 10) + 3
     assert proxy.met.is_set()
+    assert len(set(proxy.asked)) == len(proxy.asked)  # none is sent again after waiting in vain
 
 
 SMALL: list[list[dict[str, Any]]] = [
