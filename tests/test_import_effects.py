@@ -7,6 +7,8 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+
 #: Records the attributes of all classes and modules of torch.utils.data before and after the import.
 PROGRAM = """
 import importlib, json, pkgutil, sys, warnings
@@ -74,3 +76,11 @@ def test_without_patches_only_names_are_registered() -> None:
     found = run("import os; os.environ['WDS_DATAPIPES_PATCHES'] = '0'\n")
     assert found["changed"] == []
     assert all(".functions[" in name for name in found["added"])
+
+
+@pytest.mark.parametrize("options", [[], ["-E"]], ids=["a program of the tests", "a program"])
+def test_a_program_begins_without_modules_that_it_might_have_forgotten_to_import(options: list[str]) -> None:
+    command = [sys.executable, *options, "-c", "import sys; print(*sys.modules)"]
+    modules = {*subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()}
+    assert ("sitecustomize" in modules) == (not options)
+    assert modules.isdisjoint({"collections", "contextlib", "re", "tempfile", "typing"})

@@ -3,6 +3,8 @@
 Python imports this module when it starts, as its folder is in the ``PYTHONPATH`` of the tests. The import creates
 hundreds of thousands of objects that live as long as the program. To search them for garbage, meanwhile and at exit,
 takes a third of the time of a short program. What a program creates after the import is collected as always.
+
+Only modules that Python needs itself are imported here, because tests look at those that a program imports.
 """
 
 from __future__ import annotations
@@ -11,11 +13,8 @@ import gc
 import importlib
 import os
 import sys
-from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
-from typing import Any
 
 
 class Uncollected(SourceFileLoader):
@@ -32,16 +31,16 @@ class Uncollected(SourceFileLoader):
                 gc.enable()
 
 
-class Finder(MetaPathFinder):
+class Finder:
     """Finds torch once."""
 
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, path: object, target: object = None) -> ModuleSpec | None:
         if fullname != "torch":
             return None
         sys.meta_path.remove(self)
-        spec = PathFinder.find_spec(fullname, path)
-        if spec is not None:
-            spec.loader = Uncollected(fullname, str(spec.origin))
+        spec = PathFinder.find_spec(fullname)
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = Uncollected(fullname, spec.loader.path)
         return spec
 
 
