@@ -6,6 +6,7 @@ import gc
 import os
 import random
 import re
+import signal
 import socket
 import threading
 import time
@@ -595,6 +596,30 @@ def test_shards_of_the_next_epoch_are_closed_before_the_end_of_this_one_or_not_a
         reader.close()
         ended.set()
         assert following.shards.is_closed
+
+
+def test_a_forked_process_can_close_shards_while_a_thread_of_its_parent_makes_space(
+    crowded: Callable[[], SampleReader], forked: Callable[[Callable[[], object]], int | None]
+) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def close() -> None:
+        begun.set()
+        ended.wait(LIMIT_S)
+
+    def close_in_child() -> None:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(60)  # ends the process if it waits
+        reader.close()
+
+    with crowded() as reader, crowded() as following:
+        reader.shards.open_next(following.shards, [0], close)
+        assert following.shards[0].path is not None
+        reader.shards.open_soon([1])
+        assert begun.wait(LIMIT_S)
+        code = forked(close_in_child)
+        ended.set()
+    assert code == 0
 
 
 def test_a_shard_for_which_there_is_no_space_when_its_reader_is_closed_is_no_reason_to_warn(

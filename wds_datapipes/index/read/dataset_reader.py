@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
@@ -20,6 +19,7 @@ from wds_datapipes.index.order.indexed_shards import IndexedShards
 from wds_datapipes.index.order.sample_order import Chunk
 from wds_datapipes.index.read.assemble import Item, join_fields
 from wds_datapipes.index.read.sample_reader import SampleReader
+from wds_datapipes.io.process_lock import ProcessLock
 from wds_datapipes.shard_cache.eviction import Passes
 from wds_datapipes.types import Sample
 
@@ -45,7 +45,7 @@ class DatasetReader:
             )
             for each in self._datasets()
         ]
-        self._first, self._lock = self._readers[0].shards, threading.RLock()
+        self._first, self._lock = self._readers[0].shards, ProcessLock()
 
     def __enter__(self) -> Self:
         return self

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -18,6 +17,7 @@ from wds_datapipes.index.format.shard_index import ShardIndex
 from wds_datapipes.index.read.fetch import ShardRanges
 from wds_datapipes.io.daemon_threads import DaemonThreads, close_result, set_result
 from wds_datapipes.io.openers import local_path
+from wds_datapipes.io.process_lock import ProcessLock
 from wds_datapipes.io.remote.in_flight import abort_request
 from wds_datapipes.io.remote.remote_file import FileFacts
 from wds_datapipes.io.request_threads import RequestThreads
@@ -67,7 +67,7 @@ class OpenShards:
         self._is_ahead = False
         self._close_next: Callable[[], object] | None = None
         #: Held until the shards of the next epoch are closed, so that all threads wait for it.
-        self._next_lock = threading.RLock()  # garbage collection may close these shards in a thread that holds it
+        self._next_lock = ProcessLock()  # garbage collection may close these shards in a thread that holds it
         self.is_closed = False
         self._threads = DaemonThreads(OPENED_AT_ONCE, "wds-open")
         #: What reads ranges ahead.

@@ -1,0 +1,23 @@
+"""Process lock: a lock that a forked process does not inherit from a thread of its parent."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+
+class ProcessLock:
+    """A reentrant lock, of which each process has its own.
+
+    A thread may hold it for seconds. A process that is forked meanwhile does not have this thread, and would wait for
+    it forever, for example to close what its parent process reads.
+    """
+
+    def __init__(self) -> None:
+        self._locks: dict[int, threading.RLock] = {}
+
+    def __enter__(self) -> None:
+        self._locks.setdefault(os.getpid(), threading.RLock()).acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._locks[os.getpid()].release()
