@@ -151,6 +151,14 @@ def test_the_service_of_which_a_loader_has_a_copy_refuses_calls_that_would_do_no
                 eval(f"service.{call}", {"service": loader.reading_service, "state": state})
 
 
+def test_a_loader_keeps_the_service_that_another_loader_copies() -> None:
+    with DataLoader2(Counts([2]), reading_service=ShardReadingService()) as one:
+        with DataLoader2(Counts([3]), reading_service=one.reading_service) as other:
+            assert [len(list(one)), len(list(other))] == [2, 3]
+            assert [each.reading_service.report().items for each in (one, other)] == [2, 3]
+        assert one.state_dict()
+
+
 # arguments of user functions
 
 

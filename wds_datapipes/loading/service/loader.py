@@ -218,7 +218,7 @@ def extend_loaders() -> None:
         given = parameters.bind(self, *arguments, **options).arguments.get("reading_service")
         for own, each in zip(_services(self.reading_service), _services(given), strict=True):
             if isinstance(own, ShardReadingService):
-                own.is_copied, each.is_copied = False, True
+                own.is_copied, each.is_copied = False, each.is_copied is not False  # it may be that of a loader
                 self.__class__ = _extended(self.__class__)
 
     DataLoader2.__init__ = initialize_and_extend

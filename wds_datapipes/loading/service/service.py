@@ -145,7 +145,7 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
         self.loop: Loop
         self._end: Callable[[], object] | None
         self._running: Any = None  # the part of the main process, with the stages that count its items
-        self.is_copied = False  # whether a loader works on a copy of it
+        self.is_copied: bool | None = None  # whether a loader works on a copy of it; None if no loader has it
         self.reset()
 
     def initialize(self, datapipe: Pipe) -> Pipe:
