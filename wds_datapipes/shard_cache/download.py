@@ -254,6 +254,8 @@ def cache_error(folder: Path, error: OSError) -> CacheError:
     """Return the error for a folder that cannot be used."""
     advice = "Its file system must support locks, and the folder must be writable"
     if error.errno in FULL:
-        advice = "All unused copies have been evicted. Free space, use another folder, or limit the cache: "
-        advice += "max_bytes, or cache_bytes of AccessOptions"
+        advice = (
+            "All unused copies have been evicted. Free space, use another folder, or limit the cache: max_bytes, or "
+            "cache_bytes of AccessOptions"
+        )
     return CacheError(f"The cache {folder} cannot be used: {error.strerror or error}. {advice}")

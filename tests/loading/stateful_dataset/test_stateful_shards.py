@@ -142,7 +142,7 @@ def test_a_position_that_another_loop_has_moved_is_refused() -> None:
     next(items)
     data.state_dict()
     list(other)
-    with pytest.raises(StateError, match="Build another pipeline for each dataset"):
+    with pytest.raises(StateError, match="Build a pipeline of its own for each dataset"):
         data.state_dict()
     assert sorted(data) == KEYS
     state, following = data.state_dict(), list(other)
@@ -156,5 +156,5 @@ def test_a_stream_that_another_loop_has_continued_is_refused() -> None:
     list(data)
     next(iter(pipe))
     for use in (data.state_dict, lambda: next(iter(data))):
-        with pytest.raises(StateError, match="Build another pipeline for each dataset"):
+        with pytest.raises(StateError, match="Build a pipeline of its own for each dataset"):
             use()

@@ -179,7 +179,7 @@ def find_compression(compress: Compress, url: str) -> Compression | None:
         )
     if name.endswith("/"):
         raise ValueError(
-            f"{redact(url)!r} is a folder, by the slash at its end. Name shards in it, as in "
+            f"{redact(url)!r} ends with a slash, so it names a folder. Name shards in it, as in "
             f"{redact(url)}train-%06d.tar"
         )
     plain = name

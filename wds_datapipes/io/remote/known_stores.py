@@ -16,8 +16,8 @@ class KnownStore:
 
     Attributes:
         is_near: whether a thread that waits for it would take more time than it saves.
-        lacks_etags: whether it has sent a part of a file without a strong ETag. Requesting a part would be a request
-            more.
+        lacks_etags: whether it has sent a part of a file without a strong ETag, so that requesting a part first
+            would take another request.
         limit: how many requests it serves at the same time.
     """
 

@@ -109,7 +109,8 @@ class Epochs:
         if any(iteration_of(stage) != number for stage, number in self._iterations):
             raise StateError(
                 "Something else has read the pipeline of this StatefulShards, or a part of it, in this process, so "
-                "the position of this dataset is lost. Build another pipeline for each dataset, and to look at samples"
+                "the position of this dataset is lost. Build a pipeline of its own for each dataset, and "
+                "another one to look at samples"
             )
 
     @property
