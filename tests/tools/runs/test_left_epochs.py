@@ -152,6 +152,25 @@ def test_steps_of_random_runs(takes: Any, loader: Any, parts: dict[int, int], ra
         check_schedule_of(batches)
 
 
+@pytest.mark.parametrize(("kind", "workers"), [(Service, 2), (Tracked, 0)])
+@pytest.mark.parametrize(("ranks", "take"), [(2, None), (4, None), (2, 7), (4, 7)])
+def test_ranks_that_share_the_last_batch_unevenly_record_the_same_steps(
+    kind: Any, workers: int, ranks: int, take: int | None
+) -> None:
+    """The loops receive all 7 steps of an epoch, with or without its end, although some ranks have fewer samples."""
+    options, takes = {"remainder": "keep", "weights": SCHEDULE}, [take, take, 2]
+    _, batches = run(Tracked, 0, lambda ranks: indexed(ranks, **options), takes, [(0, 1)])
+    pipe, states, of_ranks = partial(indexed, ranks, **options), list[Any](), list[list[Batches]]()
+    for rank in range(ranks):
+        with closing(kind(pipe, workers, distributed=(rank, ranks))) as loader:
+            of_ranks.append([[*map(keys_of, islice(loader.epoch(), each))] for each in takes])
+            states.append(loader.state())
+    steps = chain.from_iterable(zip_longest(*epochs, fillvalue=[]) for epochs in zip(*of_ranks, strict=True))
+    assert [[*chain.from_iterable(step)] for step in steps] == batches
+    known = RunSteps(pipe(), merge_states(states))
+    assert [[each.key for each in known.samples(step)] for step in range(len(batches))] == batches
+
+
 # epochs that were left at a place that no loader reports
 
 

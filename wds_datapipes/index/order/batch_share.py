@@ -136,6 +136,17 @@ class BatchShare:
         begins = (self.whole_batches // self.instance.workers) * self.size
         return last <= 0 or not last % self.instance.ranks or not self._has_rest or done < begins
 
+    def most_yielded(self, done: int, *, is_over: bool) -> int:
+        """Return how many samples this worker has yielded on the rank with the most, if the ranks are in step.
+
+        Args:
+            done: the number of samples that it has yielded on this rank.
+            is_over: whether this rank has none left.
+        """
+        whole = self.instance.share_of(self.whole_batches) * self.size
+        has_last = self._has_rest and self._left > self.whole_batches * self.batch
+        return whole + self.size if has_last and done == len(self) and (is_over or done > whole) else done
+
     def batches_begun(self, done: int) -> int:
         """Return the number of global batches up to the last one that this worker has begun."""
         return self.instance.worker + (done - 1) // self.size * self.instance.workers + 1 if done else 0

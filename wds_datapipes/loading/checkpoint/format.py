@@ -137,6 +137,13 @@ class Checkpoint:
         """Return the state as that of one rank, if all ranks share it."""
         return self.on(replace(self.instance, rank=rank)) if self.is_of_all_ranks else self
 
+    def instances(self) -> list[Instance]:
+        """Return the instance to which each of ``parts`` belongs."""
+        workers = max(self.instance.workers, 1)
+        if self.is_of_worker:
+            return [self.instance]
+        return [self.instance.on_worker(number, workers) for number in range(workers)]
+
     def part_of(self, process: int) -> tuple[int, WorkerState]:
         """Return the number of the worker that a process of a loader resumes, and the worker's state."""
         if self.is_of_worker:

@@ -10,7 +10,7 @@ from typing import Any
 
 from wds_datapipes.epoch import Epoch
 from wds_datapipes.errors import StateError
-from wds_datapipes.loading.checkpoint.format import Checkpoint
+from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
 from wds_datapipes.loading.checkpoint.resharding import states_of_instances
 from wds_datapipes.pipes.foreign_stages import declared
 from wds_datapipes.pipes.graph import graph_of
@@ -65,7 +65,7 @@ def steps_received(saved: Checkpoint, pipe: Any) -> Left:
         if saved.instance.ranks > 1 and difference_of_ranks(pipe):  # others may be elsewhere
             return None if saved.is_over else UNKNOWN
         source.load_phases(saved.phases, saved.epoch)
-        states = states_of_instances([saved.of_all_ranks()])
+        states = states_of_instances([_of_all_in_step(saved, source)])
         begun = [state["rest"] for state in (stages and stages[0] for stages in states) if state and "rest" in state]
         [stages] = reshard_states(pipe, Resharding(states, lambda _: (), 1, range(1)))
         rest = (stages[0] or {})["rest"]
@@ -74,6 +74,17 @@ def steps_received(saved: Checkpoint, pipe: Any) -> Left:
     except StateError:  # it has no state, or cannot be resharded
         return None if saved.is_over else UNKNOWN
     return left
+
+
+def _of_all_in_step(saved: Checkpoint, source: Any) -> Checkpoint:
+    """Return a state as that of all ranks, which are in step, even if they share the last batch unevenly."""
+    parts = [
+        WorkerState.of([source.state_of_most(part.stages[0], each, is_over=saved.is_over), *part.stages[1:]])
+        if part.stages and part.stages[0]
+        else part
+        for part, each in zip(saved.parts, saved.instances(), strict=False)
+    ]
+    return replace(saved, parts=parts).of_all_ranks()
 
 
 def _steps_of_log(saved: Checkpoint, pipe: Any) -> Left:

@@ -142,10 +142,8 @@ def of_all_ranks(saved: Checkpoint, pipe: Any) -> Checkpoint:
         saved: the state of a rank, or of one of its workers.
         pipe: the pipeline, for which `difference_of_ranks` returns "".
     """
-    source, own = graph_of(pipe).chain[-1], saved.instance
-    workers = max(own.workers, 1)
-    instances = [own] if saved.is_of_worker else [own.on_worker(number, workers) for number in range(workers)]
-    states = [(part.stages[0], each) for part, each in zip(saved.parts, instances, strict=False) if part.stages]
+    source = graph_of(pipe).chain[-1]
+    states = [(part.stages[0], each) for part, each in zip(saved.parts, saved.instances(), strict=False) if part.stages]
     is_alike = all(state is None or source.is_alike_on_ranks(state, each) for state, each in states)
     return saved.of_all_ranks() if is_alike else saved
 

@@ -209,7 +209,8 @@ class PhasedSamples(SeededStage):
         shares = [
             BatchShare(self._count, batch, self.remainder, Instance(rank, ranks), rest, lanes) for rank in range(ranks)
         ]
-        return [np.concatenate([*share.positions(number * share.size, number + 1)]) for share in shares]
+        none = np.zeros(0, np.int64)  # of the last batch, some ranks may get no sample
+        return [np.concatenate([none, *share.positions(number * share.size, number + 1)]) for share in shares]
 
     def timeline_on(self, ranks: int) -> RunTimeline:
         """Return the timeline of the run on some ranks, on which the size of a batch may depend."""

@@ -92,6 +92,18 @@ class SharedSamples(PhasedSamples, SplittingStage[Sample], SnapshotStage[Sample]
         share = self._share_in(instance, RestOfEpoch.from_state(state.get("rest")), [state])
         return share.is_alike_on_ranks(state["yielded"])
 
+    def state_of_most(self, state: Mapping[str, Any], instance: Instance, *, is_over: bool) -> dict[str, Any]:
+        """Return the state of the same worker on the rank that has yielded the most, if the ranks are in step.
+
+        Args:
+            state: the state of an instance.
+            instance: this instance.
+            is_over: whether its rank has no samples left.
+        """
+        share = self._share_in(instance, RestOfEpoch.from_state(state.get("rest")), [state])
+        yielded = share.most_yielded(state["yielded"], is_over=is_over)
+        return {**state, "yielded": yielded, "ranks": instance.ranks}
+
     def reshard_states(self, resharding: Resharding) -> list[dict[str, Any]]:
         """Return the states from which a different number of instances resumes; they share the rest of the epoch."""
         known = [state or {} for state in resharding.states]
