@@ -110,6 +110,23 @@ def test_a_loader_of_nodes_resumes_with_the_rest_and_the_same_epochs(name: str) 
         assert epochs_after(resumed, len(rest) + 2) == [*rest, *whole[2:4]], cut
 
 
+@pytest.mark.parametrize("name", GRAPHS)
+def test_a_loader_that_has_resumed_from_the_end_of_an_epoch_resumes_again(name: str) -> None:
+    loader = tn.Loader(GRAPHS[name]())
+    list(loader)
+    for _ in range(2):
+        state = loader.state_dict()
+        loader = tn.Loader(GRAPHS[name]())
+        loader.load_state_dict(state)
+        items = iter(loader)
+        list(islice(items, 3))
+        state = loader.state_dict()
+        rest = list(items)
+        resumed = tn.Loader(GRAPHS[name]())
+        resumed.load_state_dict(state)
+        assert list(resumed) == rest
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_an_epoch_that_is_broken_off_is_over_even_before_the_next_one_has_an_item(num_workers: int) -> None:
     whole = epochs_after(tn.Loader(node_of(num_workers=num_workers)), 3)

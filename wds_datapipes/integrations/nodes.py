@@ -13,11 +13,14 @@ from wds_datapipes.datapipes import IterDataPipe
 from wds_datapipes.extras import NODES, require
 from wds_datapipes.loading.data_parallel_group import Distributed
 from wds_datapipes.loading.stateful_dataset.dataset import StatefulShards
+from wds_datapipes.loading.torchdata_patches.patches import apply_to_nodes
 
 if TYPE_CHECKING:
     from torchdata.nodes import BaseNode
 else:
     BaseNode = require("torchdata.nodes", release=NODES, purpose="read with PipelineNode").BaseNode
+
+apply_to_nodes()
 
 #: The key in a state that says whether the node had raised ``StopIteration``.
 EXHAUSTED = "is_exhausted"

@@ -62,9 +62,10 @@ def list_patches() -> list[Patch]:
         >>> [patch.name for patch in list_patches()][:4]
         ['multiprocessing_service', 'repeated_order', 'split_orders', 'prefetch_threads']
         >>> [patch.name for patch in list_patches()][4:]
-        ['endless_passes', 'later_passes', 'unknown_position', 'concurrent_traversals']
+        ['endless_passes', 'later_passes', 'unknown_position', 'concurrent_traversals', 'stale_state']
     """
     apply_to_torchdata()
+    apply_to_nodes()
     return [_done[patch.__name__] for patch in PATCHES]
 
 
@@ -81,6 +82,12 @@ def apply_to_torchdata() -> None:
         unwanted = _unwanted()
         _apply(DATALOADER2_PATCHES, unwanted or _reason_against())
         _apply([unknown_position], unwanted)
+
+
+def apply_to_nodes() -> None:
+    """Patch ``torchdata.nodes``, once per process; `PipelineNode` does so."""
+    if stale_state.__name__ not in _done:
+        _apply([stale_state], _unwanted())
 
 
 def _unwanted() -> str:
@@ -267,12 +274,30 @@ def concurrent_traversals() -> None:
     lock_traversal()
 
 
+def stale_state() -> None:
+    """``torchdata.nodes.Loader`` keeps returning a state that it has loaded, if that was saved at the end of an epoch.
+
+    It looks for an item ahead, and remembers the state before that item, even if there is none. With the patch, it
+    forgets this state when an epoch begins.
+    """
+    from torchdata.nodes.loader import LoaderIterator
+
+    reset = LoaderIterator.reset
+
+    @functools.wraps(reset)
+    def forget_and_reset(self: Any, *arguments: Any, **options: Any) -> None:
+        self._cached_state_dict = None
+        reset(self, *arguments, **options)
+
+    setattr(LoaderIterator, "reset", forget_and_reset)
+
+
 #: Patches of the releases of torchdata with ``DataLoader2``.
 DATALOADER2_PATCHES = (multiprocessing_service, repeated_order, split_orders, prefetch_threads, endless_passes)
 #: Patches of functions of torch, for every release that contains the patched code. No class of torch is patched.
 TORCH_PATCHES = (later_passes, concurrent_traversals)
 #: All patches, in the order of the documentation.
-PATCHES = (*DATALOADER2_PATCHES, later_passes, unknown_position, concurrent_traversals)
+PATCHES = (*DATALOADER2_PATCHES, later_passes, unknown_position, concurrent_traversals, stale_state)
 
 
 def _reason_against() -> str:
