@@ -292,7 +292,7 @@ def test_the_stages_of_a_pipeline_have_the_same_rows_and_a_run_resumes_on_other_
         )
         assert killed.codes[victim] == -9, killed.errors
         assert 0 not in killed.codes
-        assert len(begun) > 9
+        assert len(begun) > 8  # each rank has taken the rows of all steps before that of the kill, and maybe its own
         check(first, killed, begun)
     for ranks, stages in ((4, 4), (2, 1)):
         copytree(tmp_path / "run", tmp_path / f"{stages}")
