@@ -108,6 +108,7 @@ SLOW = (
     "test_held_samples.py",
     "test_processes.py",
     "test_topology.py",
+    "test_sessions.py",
     "test_planned_rows.py",
     "test_readme_block.py",
     "test_writing_to_s3.py",

@@ -184,9 +184,11 @@ def test_a_thread_may_collect_the_iteration_that_it_reads_for(
             is_garbage.wait(LIMIT_S)
             gc.collect()
 
+    def known(store: str) -> SimpleNamespace:
+        return SimpleNamespace(note_answer=lambda _: collect(store))
+
     monkeypatch.setattr(known_stores, "NEAR_S", LIMIT_S)
-    noted = lambda store: SimpleNamespace(note_answer=lambda _: collect(store))  # noqa: E731
-    monkeypatch.setattr(remote_parts, "known_store", noted)
+    monkeypatch.setattr(remote_parts, "known_store", known)
     monkeypatch.setattr(sys, "unraisablehook", lambda raised: failures.append(raised.exc_value))
     members = load_wds_shards([shards["a"], shards["c"]], TarOptions(read_ahead=1 << 20))
     next(members)

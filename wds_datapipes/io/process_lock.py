@@ -1,4 +1,4 @@
-"""Process lock: a lock that a forked process does not inherit from a thread of its parent."""
+"""Process lock: a lock that no forked process inherits from a thread of its parent."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 
 
 class ProcessLock:
-    """A reentrant lock, of which each process has its own.
+    """A reentrant lock that is not shared with forked processes.
 
     A thread may hold it for seconds. A process that is forked meanwhile does not have this thread, and would wait for
     it forever, for example to close what its parent process reads.

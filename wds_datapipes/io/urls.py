@@ -171,6 +171,11 @@ def explain_path(path: str) -> str:
     return braces if os.path.isabs(path) else f" Relative paths start from {os.getcwd()}.{braces}"  # noqa: PTH109, PTH117
 
 
+def is_file(path: str | os.PathLike[str]) -> bool:
+    """Whether there is such a file; False if no file can have this name, or its folder cannot be searched."""
+    return os.path.isfile(path)  # noqa: PTH113  Path.is_file raises errors for these
+
+
 def create_folder(path: Path) -> None:
     """Create a folder and those that it is in, unless it exists.
 

@@ -16,7 +16,7 @@ from wds_datapipes.io.file_lock import READ_ONLY
 from wds_datapipes.io.file_systems import is_web
 from wds_datapipes.io.openers import split_scheme
 from wds_datapipes.io.remote.remote_file import FileFacts
-from wds_datapipes.io.urls import OpeningURL, without_query
+from wds_datapipes.io.urls import OpeningURL, is_file, without_query
 from wds_datapipes.shard_cache.download import DownloadRequest
 from wds_datapipes.shard_cache.entry import DIGITS, UNKNOWN, CopyFacts, Entry, digest_of, is_copy
 from wds_datapipes.tar.scanner import ShardScan
@@ -46,11 +46,6 @@ def own_names(url: str) -> Iterator[str]:
     parts = PurePosixPath(unquote(path) if is_web(scheme) else path).parts[1:]  # without host or bucket
     if ".." not in parts and not is_copy(parts[-1] if parts else ""):  # the copy of another URL is none of this one
         yield from ("/".join(parts[first:]) for first in range(len(parts)))
-
-
-def is_file(path: Path) -> bool:
-    """Whether there is such a file; False if no file can have this name."""
-    return os.path.isfile(path)  # noqa: PTH113  Path.is_file raises an error for long names
 
 
 class PrefilledShards:

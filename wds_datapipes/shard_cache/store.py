@@ -15,12 +15,12 @@ from typing import BinaryIO, ClassVar
 from wds_datapipes.errors import CorruptShardError, ShardError, ShardOpenError, TruncatedShardError, WdsError
 from wds_datapipes.io.file_lock import READ_ONLY, lock_file
 from wds_datapipes.io.remote.remote_file import FileFacts
-from wds_datapipes.io.urls import create_folder
+from wds_datapipes.io.urls import create_folder, is_file
 from wds_datapipes.redaction.signatures import without_signature
 from wds_datapipes.shard_cache.download import DownloadRequest, UncachedError, cache_error, fetch_copy
 from wds_datapipes.shard_cache.entry import UNKNOWN, CopyFacts, Entry, UrlToName, digest_of, stamp
 from wds_datapipes.shard_cache.eviction import Priority, evict, reserve_space
-from wds_datapipes.shard_cache.prefilled import PrefilledShards, is_file, own_names
+from wds_datapipes.shard_cache.prefilled import PrefilledShards, own_names
 from wds_datapipes.system import lock_descriptor
 from wds_datapipes.user_warnings import warn_user
 

@@ -14,7 +14,7 @@ from wds_datapipes.errors import SpecError
 from wds_datapipes.io.compression.formats import SHARD_SUFFIXES
 from wds_datapipes.io.once_per_host import share_on_host
 from wds_datapipes.io.openers import known_schemes, local_path, redact, split_scheme
-from wds_datapipes.io.urls import explain_home, without_query
+from wds_datapipes.io.urls import explain_home, is_file, without_query
 
 #: The end of a message about a directory without shards.
 NO_SHARDS = f"no file that ends in {', '.join(SHARD_SUFFIXES[:-1])} or {SHARD_SUFFIXES[-1]}"
@@ -43,7 +43,7 @@ def list_urls(url: str, storage_options: Mapping[str, Any]) -> list[str]:
 
 def local_glob(path: str) -> list[str]:
     """Return the files that match a path, or the file with exactly this name."""
-    if GLOB_MARKS.isdisjoint(path) or os.path.isfile(path):  # noqa: PTH113  Path.is_file raises some errors
+    if GLOB_MARKS.isdisjoint(path) or is_file(path):
         return [path]
     names = glob.glob(path, recursive=True)  # noqa: PTH207  Path.glob takes no absolute pattern
     # Only files without a shard suffix are checked, because stat calls are slow on shared disks.

@@ -6,12 +6,14 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from typing import cast
 
 import pytest
 from site_server import Site
 
 from wds_datapipes.io.openers import open_url
 from wds_datapipes.io.remote.in_flight import abort_request, wait_for_headers
+from wds_datapipes.io.remote.resuming_stream import ResumingStream
 
 LIMIT_S = 300.0
 #: How long a thread is given to do what it must not do.
@@ -96,10 +98,10 @@ def test_a_connection_is_kept_only_before_or_after_the_reading_of_its_answer_is_
     site: Site, on_shutdown: Callable[[Callable[[], object]], list[bool]]
 ) -> None:
     site.body = bytes(1000)
-    with closing(open_url(site.url())) as stream:
+    with closing(cast(ResumingStream, open_url(site.url()))) as stream:
         assert len(stream.read(1000)) == 1000
         ended = on_shutdown(stream.close)
-        stream.abandon()  # type: ignore[attr-defined]  # as its user does
+        stream.abandon()
     assert ended == [False]
     with closing(open_url(site.url(), retries=0)) as stream:
         assert len(stream.read()) == 1000

@@ -121,13 +121,13 @@ class Answer:
 
     def abort(self) -> None:
         """Abort a read in another thread, which then closes the response."""
-        with abort_lock(), suppress(OSError, AttributeError):  # it may be closed
+        with abort_lock, suppress(OSError, AttributeError):  # it may be closed
             if self._connection is not None:
                 self._connection.sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """End the request."""
-        with abort_lock():
+        with abort_lock:
             connection, self._connection = self._connection, None
         if connection is None or os.getpid() != self._process:  # the parent process may still use the connection
             return

@@ -6,24 +6,21 @@ import socket
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
+
+from wds_datapipes.io.process_lock import ProcessLock
 
 #: The sockets that wait for the headers of a response, by the thread that has sent the request; not by its identifier,
 #: which a later thread may have.
 _waiting: dict[threading.Thread, socket.socket] = {}
 #: The sockets whose requests were aborted.
 _aborted: weakref.WeakSet[socket.socket] = weakref.WeakSet()
-#: Garbage collection may abort requests in a thread that holds it.
-_lock = threading.RLock()
+#: Held while a request is aborted, and when its connection becomes free for another one.
+abort_lock = ProcessLock()  # garbage collection may abort requests in a thread that holds it
 
 
 class AbortedRequestError(Exception):
     """Another thread has aborted the request, because its answer is no longer needed."""
-
-
-def abort_lock() -> AbstractContextManager[bool]:
-    """Return the lock that is held while a request is aborted, and when its connection becomes free for another one."""
-    return _lock
 
 
 @contextmanager
@@ -42,13 +39,13 @@ def wait_for_headers(sock: socket.socket) -> Iterator[None]:
             raise AbortedRequestError from None
         raise
     finally:
-        with _lock:
+        with abort_lock:
             _waiting.pop(thread, None)
 
 
 def abort_request(thread: threading.Thread) -> None:
     """Abort the request of a thread that waits for the headers of a response, if it does."""
-    with _lock:
+    with abort_lock:
         if (sock := _waiting.get(thread)) is not None:
             _aborted.add(sock)
             with suppress(OSError):  # it may be closed
@@ -57,7 +54,5 @@ def abort_request(thread: threading.Thread) -> None:
 
 def forget_requests() -> None:
     """Forget the requests of the parent process."""
-    global _lock
-    _lock = threading.RLock()
     _waiting.clear()
     _aborted.clear()
